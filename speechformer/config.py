@@ -46,7 +46,7 @@ class TrainerOptions(Options):
     accelerator: str
     devices: Few | Annotated[list[Whole], Field(min_length=1)]
     num_nodes: Few = 1
-    strategy: Literal["auto", "ddp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     max_epochs: Limit | None
     max_steps: Limit
     precision: str | Few
@@ -156,6 +156,10 @@ def check_config(config: dict[str, Any]) -> None:
         )
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
+    optimizer = config["recipe"]["optimizer"]
+    if trainer.get("strategy") == "fsdp" and optimizer not in ("adam", "adamw"):
+        reason = "needs whole matrices" if optimizer == "muon" else "cannot be fused"
+        raise UserError(f"recipe.optimizer={optimizer} {reason} where machine=fsdp splits them; choose adamw.")
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")

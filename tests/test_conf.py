@@ -95,8 +95,9 @@ def test_translation_has_a_recipe_for_each_model(model: str) -> None:
 @pytest.mark.parametrize("machine", sorted(path.stem for path in (CONF / "machine").glob("*.yaml")))
 def test_a_machine_sets_the_trainers_device(machine: str) -> None:
     trainer = compose(f"machine={machine}").trainer
-    assert trainer.accelerator == ("auto" if machine == "ddp" else machine)
-    assert (trainer.devices, trainer.get("strategy")) == ((2, "ddp") if machine == "ddp" else (1, None))
+    is_split = machine in ("ddp", "fsdp")
+    assert trainer.accelerator == ("auto" if is_split else machine)
+    assert (trainer.devices, trainer.get("strategy")) == ((2, machine) if is_split else (1, None))
 
 
 def test_the_most_used_keys_are_at_the_top_level() -> None:

@@ -165,6 +165,7 @@ def test_the_parameters_with_a_default_are_options() -> None:
         ("trainer.devices=[0,1]", True),
         ("trainer.devices=0", False),
         ("+trainer.strategy=ddp", True),
+        ("+trainer.strategy=fsdp", True),
         ("+trainer.strategy=[ddp]", False),
         ("+trainer.min_steps=few", False),
         ("+trainer.detect_anomaly=maybe", False),
@@ -232,8 +233,17 @@ def test_a_config_without_options_is_checked_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
-def test_a_sweep_gives_each_run_one_device() -> None:
-    config: Any = OmegaConf.to_container(composed("machine=ddp"), resolve=True)
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_devices_that_split_matrices_refuse_optimizers_of_whole_ones(optimizer: str) -> None:
+    words = f"recipe.optimizer={optimizer}", "recipe.lr=0.1"
+    as_plain(composed("machine=ddp", *words))
+    with pytest.raises(UserError, match=f"recipe.optimizer={optimizer} .* machine=fsdp .* choose adamw"):
+        as_plain(composed("machine=fsdp", *words))
+
+
+@pytest.mark.parametrize("machine", ["ddp", "fsdp"])
+def test_a_sweep_gives_each_run_one_device(machine: str) -> None:
+    config: Any = OmegaConf.to_container(composed(f"machine={machine}"), resolve=True)
     check_config(config)
     with pytest.raises(UserError, match="in a sweep: sweeps do not support multi-device runs"):
         check_sweep(config)

@@ -32,6 +32,7 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.probe import ProbeTask
+from speechformer.tasks.registry import load_task
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices, runtime
 from speechformer.training.results import hyperparameters
@@ -642,19 +643,22 @@ def test_a_run_that_raises_leaves_its_traceback(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "words",
     [
-        ["task=classify", "trainer.max_epochs=2", "batch_size=11"],
+        ["task=classify", "trainer.max_epochs=2", "batch_size=11", "trainer.gradient_clip_val=0.5"],
         [*SLOW_RUNS["documents"], "batch_size=9"],
         ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"],
     ],
     ids=["classify", "documents", "translate"],
 )
-def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(words: list[str], tmp_path: Path) -> None:
+def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(
+    words: list[str], machine: str, tmp_path: Path
+) -> None:
     """Oracle: one process. Batches of 9 and 11 do not divide by two, and their parts weigh what they should."""
     words = options(*words, "dropout=0", "trainer.log_every_n_steps=1", "protocol=clean")
-    place = [f"hydra.run.dir={tmp_path / 'two'}", "machine=ddp", "trainer.accelerator=cpu"]
+    place = [f"hydra.run.dir={tmp_path / 'two'}", f"machine={machine}", "trainer.accelerator=cpu"]
     done = run_command("speechformer.train", *words, *place)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Parameters: ") == 1  # one of them speaks
@@ -673,10 +677,21 @@ def compare_with_one_process(words: list[str], folder: Path) -> None:
         for name, result in (("one", one), ("two", two))
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    checkpoints = [torch.load(folder / name / "last.ckpt", weights_only=True) for name in ("one", "two")]
+    shapes = [
+        {
+            number: {name: tensor.shape for name, tensor in parameter.items()}
+            for number, parameter in checkpoint["optimizer_states"][0]["state"].items()
+        }
+        for checkpoint in checkpoints
+    ]
+    assert shapes[1] == shapes[0]  # whole, so that it resumes on any devices
+    load_task(folder / "two" / "best.ckpt")
 
 
 @pytest.mark.slow
-def test_two_machines_are_one_at_the_same_global_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", ["ddp", "fsdp"])
+def test_two_machines_are_one_at_the_same_global_batch(machine: str, tmp_path: Path) -> None:
     """Oracle: one process. Killed, both machines resume the same checkpoint; neither waits if the run has ended.
 
     Batches of 9 do not divide by two.
@@ -684,7 +699,12 @@ def test_two_machines_are_one_at_the_same_global_batch(tmp_path: Path) -> None:
     words = options(
         "protocol=clean", "dropout=0", "task=lm", "trainer.max_steps=40", "eval_interval=20", "batch_size=9"
     )
-    place = [f"hydra.run.dir={tmp_path / 'two'}", "machine=ddp", "trainer.accelerator=cpu", "trainer.devices=1"]
+    place = [
+        f"hydra.run.dir={tmp_path / 'two'}",
+        f"machine={machine}",
+        "trainer.accelerator=cpu",
+        "trainer.devices=1",
+    ]
     for attempt in ("killed", "resumed", "ended"):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -692,9 +712,9 @@ def test_two_machines_are_one_at_the_same_global_batch(tmp_path: Path) -> None:
         both = [
             Command(
                 *("speechformer.train", *words, *place, "trainer.num_nodes=2", "checkpoint_every=2"),
-                environment={**variables, "NODE_RANK": str(machine)},
+                environment={**variables, "NODE_RANK": str(rank)},
             )
-            for machine in range(2 if attempt != "ended" else 1)
+            for rank in range(2 if attempt != "ended" else 1)
         ]
         while attempt == "killed" and not (tmp_path / "two" / "last.ckpt").exists():
             assert both[0].poll() is None, both[0].output()
@@ -721,6 +741,17 @@ def test_a_run_on_several_machines_needs_to_know_them(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="remove the run's folder"):
         run(tmp_path / "a", *several, "force=true")
     assert not list(tmp_path.iterdir())
+    step = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "2",
+        "SLURM_STEP_NODELIST": "gpu[7-8]",
+        "SLURM_JOB_ID": "51234",
+    }
+    for name, value in {**step, "NODE_RANK": "", "MASTER_ADDR": "", "MASTER_PORT": "7"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="NODE_RANK=2 must be"):  # as `srun` has it
+        run(tmp_path / "a", *several)
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("gpu7", "7")
     assert run(tmp_path / "a", *LM)["status"] == "finished"  # a run on one machine ignores them
 
 

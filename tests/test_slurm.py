@@ -148,6 +148,20 @@ def test_jobs_side_by_side_have_a_gpu_each_and_compute_what_they_would_alone(
     assert alone["metrics"] == results[3]["metrics"] != results[2]["metrics"]
 
 
+def test_srun_starts_one_run_on_two_machines(slurm: dict[str, str], tmp_path: Path) -> None:
+    """Oracle: the run on one. Two tasks on the one node are the machines; its address is not that of its name."""
+    several = ["machine=fsdp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=2", "dropout=0"]
+    srun = ["srun", "--ntasks-per-node=2", *command(*SHORT, *several, "hydra.run.dir=two")]
+    environment = {**slurm, "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(srun, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Parameters: ") == 1  # the first speaks
+    subprocess.run(command(*SHORT, "dropout=0", "hydra.run.dir=one"), cwd=tmp_path, check=True)
+    one, two = (read_result(tmp_path / name) for name in ("one", "two"))
+    assert two["machine"]["slurm_job"] is not None
+    assert two["curve"][-1] == pytest.approx(one["curve"][-1], rel=1e-4)
+
+
 def test_a_job_that_is_killed_is_named_and_one_that_still_queues_is_waited_for(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:

@@ -437,7 +437,7 @@ def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
 
     same = fingerprint("model=alibi")
     no_identity = ["machine=cpu", "threads=2", "force=true", "checkpoint_every=3", "keep_every_n_steps=3"]
-    for override in (*no_identity, "corpus=sample", "machine=ddp"):
+    for override in (*no_identity, "corpus=sample", "machine=ddp", "machine=fsdp"):
         assert fingerprint("model=alibi", override) == same, override
     assert fingerprint("model=alibi", "dropout=0") == fingerprint("model=alibi", "dropout=0.0") != same
     whole, one = (fingerprint(f"trainer.limit_train_batches={n}") for n in ("1.0", "1"))

@@ -2,6 +2,7 @@
 
 Lightning starts one process for each device of a machine, and numbers them by LOCAL_RANK. With `trainer.num_nodes`
 the same command runs on each machine, numbered by NODE_RANK; MASTER_ADDR and MASTER_PORT say where they meet.
+Under `srun` with one task for each machine, SLURM says all three.
 
 A run on one device is one process, whatever a launcher, or an earlier program, has left in the environment.
 """
@@ -23,10 +24,20 @@ def count_devices(devices: int | list[int]) -> int:
 
 
 def expect_processes(config: Mapping[str, Any]) -> None:
-    """Let the ranks of this process be those in a run of this config, which need not be valid."""
+    """Let the ranks of this process be those in a run of this config, which need not be valid.
+
+    If `srun` started one process for each machine, what the environment does not say of them is set there.
+    """
     global machines, devices
     numbers = config["trainer"].get("num_nodes", 1), count_devices(config["trainer"]["devices"])
     machines, devices = (number if isinstance(number, int) else 1 for number in numbers)
+    if machines > 1 and os.environ.get("SLURM_STEP_NUM_TASKS") == str(machines):
+        from lightning.fabric.plugins.environments import SLURMEnvironment  # takes seconds
+
+        first = SLURMEnvironment.resolve_root_node_address(os.environ["SLURM_STEP_NODELIST"])
+        port = 15000 + int(os.environ["SLURM_JOB_ID"][-4:])  # Lightning's choice
+        said = {"NODE_RANK": os.environ["SLURM_PROCID"], "MASTER_ADDR": first, "MASTER_PORT": str(port)}
+        os.environ.update({name: value for name, value in said.items() if not os.environ.get(name)})
 
 
 def processes() -> int:
@@ -74,7 +85,8 @@ def check_machines(config: dict[str, Any], force: bool) -> None:
     if needed:
         raise UserError(
             f"trainer.num_nodes={machines} needs {' and '.join(needed)} in the environment: the number of this "
-            "machine, from 0, and the address and a free port of machine 0."
+            "machine, from 0, and the address and a free port of machine 0. srun with one task for each machine sets "
+            "them."
         )
     if not rank.isdecimal() or int(rank) >= machines:
         raise UserError(f"NODE_RANK={rank} must be a whole number from 0, below trainer.num_nodes={machines}.")

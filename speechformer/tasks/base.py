@@ -132,6 +132,40 @@ class Task(pl.LightningModule):
     def attach(self, data: TaskData) -> None:
         """Take from the data what training and evaluation need besides batches."""
 
+    # Several devices that split the parameters: `models.split`
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            from speechformer.models.split import split
+
+            split(self, self.device_mesh["data_parallel"], ("training_step", "validation_step", "test_step"))
+
+    def keep_whole(self, whole: bool = True) -> None:
+        """Gather all parameters on each device, if devices split them; or split them again."""
+        if self.device_mesh is not None:
+            from speechformer.models.split import keep_whole
+
+            keep_whole(self, whole)
+
+    def load_whole(self, state: dict[str, Tensor]) -> None:
+        """Load a `state_dict` of whole tensors."""
+        if self.device_mesh is None:
+            self.load_state_dict(state)
+        else:
+            from speechformer.models.split import load_whole
+
+            load_whole(self, state)
+
+    def on_validation_start(self) -> None:
+        self.diverged_at = next(filter(None, gather(self.diverged_at)), None)
+        self.keep_whole()
+
+    def on_validation_end(self) -> None:
+        self.keep_whole(self.trainer.state.fn != "fit")
+
+    def on_test_start(self) -> None:
+        self.keep_whole()
+
     # Training: a batch becomes a loss
 
     def training_loss(self, batch: Batch) -> Tensor:
@@ -175,7 +209,8 @@ class Task(pl.LightningModule):
         return -1 if stop else None
 
     def diverged(self) -> bool:
-        """Return whether the loss or a weight is NaN or infinite."""
+        """Return whether the loss or a weight is NaN or infinite. All devices ask, because it takes whole weights."""
+        self.keep_whole()
         return self.diverged_at is not None or not all(p.isfinite().all() for p in self.model.parameters())
 
     def configure_optimizers(self) -> Any:
@@ -192,7 +227,8 @@ class Task(pl.LightningModule):
     def gradient_norms(self) -> list[float]:
         """Return the norm of the gradients."""
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        return [float(nn.utils.get_total_norm(gradients))]
+        norm = nn.utils.get_total_norm(gradients)
+        return [float(getattr(norm, "full_tensor", norm.detach)())]  # of gradients that devices split
 
     # Evaluation: batches become metrics, once
 

@@ -29,6 +29,7 @@ from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs.folder import ENSEMBLE, HISTORY, LAST, PREVIOUS, WEIGHTS
+from speechformer.runs.rank import is_first
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import read_checkpoint
 
@@ -65,7 +66,7 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        for run in self.runs if trainer.is_global_zero else ():
+        for run in self.runs:
             if run.task.diverged_at is None:
                 if run.best[1] == trainer.global_step:
                     run.save_weights("best.ckpt")
@@ -87,7 +88,7 @@ class Checkpoints(Checkpoint):
     def save_history(self, trainer: pl.Trainer) -> None:
         """Write the weights at a multiple of `keep_every_n_steps`. A resumed run writes the same again."""
         every = self.config["keep_every_n_steps"]
-        if every is not None and trainer.global_step % every == 0 and trainer.is_global_zero:
+        if every is not None and trainer.global_step % every == 0:
             for run in self.runs:
                 run.save_weights(f"{HISTORY}/{trainer.global_step}.ckpt")
 
@@ -153,14 +154,20 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def save_weights(task: Task, path: Path, step: int, identity: str) -> None:
-    """Write the weights of a run's task and what rebuilds it, as Lightning's `load_from_checkpoint` reads it."""
+    """Write the weights of a run's task and what rebuilds it, as Lightning's `load_from_checkpoint` reads it.
+
+    All devices of the run call it, because they may have split the weights; the first one writes.
+    """
+    state = {name: getattr(tensor, "full_tensor", tensor.clone)() for name, tensor in task.state_dict().items()}
+    if not is_first():
+        return
     checkpoint = {
         "task": task.name,
         "identities": [identity],
         "global_step": step,
         "pytorch-lightning_version": pl.__version__,
         "hyper_parameters": dict(task.hparams),
-        "state_dict": {name: tensor.clone() for name, tensor in task.state_dict().items()},  # of an ensemble: views
+        "state_dict": state,  # copies: of an ensemble they are views
     }
     save(checkpoint, path)
 
@@ -209,14 +216,13 @@ def load_chosen_weights(run: Run) -> None:
             steps = list(dict.fromkeys(int(point["step"]) for point in run.task.curve))[-run.averaged :]
             files = [run.folder.path / WEIGHTS / f"{step}.ckpt" for step in steps]
             if not path.exists() or all(file.exists() for file in files):
-                run.task.load_state_dict(average(files))
-                if run.folder.writes:
-                    run.save_weights(path.name)
+                run.task.load_whole(average(files))
+                run.save_weights(path.name)
                 return
         checkpoint = read_checkpoint(path)  # an average.ckpt is there if the run's result was lost
         if run.averaged == 1 and checkpoint["global_step"] != run.best[1]:
             raise UserError(f"{path} is of step {checkpoint['global_step']}, but the best is {run.best[1]}.")
-        run.task.load_state_dict(checkpoint["state_dict"])
+        run.task.load_whole(checkpoint["state_dict"])
     except (UserError, RuntimeError) as error:
         raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 

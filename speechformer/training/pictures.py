@@ -75,10 +75,10 @@ class Pictures(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
         step = trainer.global_step + 1
-        if step % trainer.log_every_n_steps == 0 and trainer.is_global_zero:  # type: ignore[attr-defined]
+        if step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             assert isinstance(pl_module, Task | Ensemble)
             for run, norm in zip(self.runs, pl_module.gradient_norms()):
-                if run.task.diverged_at is None:
+                if trainer.is_global_zero and run.task.diverged_at is None:
                     run.loggers.log_metrics({"gradient_norm": norm}, step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -103,7 +103,7 @@ class Pictures(pl.Callback):
 
     def sound(self, trainer: pl.Trainer) -> list[Run]:
         """Return the runs that this process logs, and that have not diverged."""
-        return [run for run in self.runs if trainer.is_global_zero and not run.task.diverged()]
+        return [run for run in self.runs if not run.task.diverged() and trainer.is_global_zero]
 
     def log_numbers(self, run: Run, step: int) -> None:
         """Log the norm of the weights, and the entropy of each head, averaged over the examples."""

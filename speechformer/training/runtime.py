@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speechformer.errors import UserError, one_sentence
+from speechformer.runs.rank import processes
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ IGNORED_WARNINGS = (
     "The number of training batches .* is smaller than the logging interval",  # of a small corpus
     ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, with newer torch
     ".*sync_dist=True.*",  # every device evaluates everything, so there is nothing to reduce
+    "FSDP2-wrapped module .* returned a view tensor",  # nothing changes it in place
     "The `srun` command is available on your system but is not used",  # launchers handle SLURM
 )
 NO_MEMORY = (
@@ -159,6 +161,8 @@ def check_memory(config: dict[str, Any], vocab_size: int) -> None:
     width, layers = config["width"], config["layers"] * (4 * config["width"] + 2 * config["ff"])
     needed = 16 * width * (layers + vocab_size + config["block_size"])  # four numbers of four bytes each
     if config["trainer"]["accelerator"] != "cpu" and torch.cuda.is_available():
+        if config["trainer"].get("strategy") == "fsdp":  # a share of the four, and in evaluations all weights
+            needed *= 1 / processes() + 1 / 4
         available = torch.cuda.get_device_properties(0).total_memory
     else:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63

@@ -12,9 +12,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from speechformer.errors import UserError, one_sentence
-from speechformer.runs.rank import local_rank, node_rank
+from speechformer.runs.rank import local_rank, node_rank, processes
 from speechformer.training import devices
 from speechformer.training.checkpoints import AtomicCheckpointIO
 
@@ -59,6 +60,9 @@ def build_trainer(
     }
     try:
         arguments = hydra.utils.instantiate(arguments, _convert_="all")  # what has a `_target_`
+        if arguments.get("strategy") == "fsdp":  # Lightning's own of that name neither clips norms nor takes a CPU
+            arguments["strategy"] = ModelParallelStrategy(processes(), 1, save_distributed_checkpoint=False)
+            arguments["inference_mode"] = False  # gathered weights would not be trained further
         return pl.Trainer(
             default_root_dir=folder,
             # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
