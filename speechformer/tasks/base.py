@@ -47,6 +47,11 @@ def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
     return torch.stack([*logs]).logsumexp(dim=0) - math.log(len(logs))
 
 
+def scored_rows(is_scored: Tensor) -> Tensor | slice:
+    """Return the indices of what is scored, or on an accelerator all: it would wait to learn how many there are."""
+    return is_scored.flatten().nonzero().flatten() if is_scored.device.type == "cpu" else slice(None)
+
+
 def ends_logged_step(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Return whether this batch completes an optimizer step that is logged."""
     batches = batch_idx + 1

@@ -226,8 +226,10 @@ class LanguageModel(Task):
 
     def loss(self, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy of targets, in nats."""
-        output = self.model.output
-        return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, self.model.softcap)
+        output, softcap, compiled = self.model.output, self.model.softcap, self.model.decoder.is_compiled
+        return next_token_loss(
+            output.weight, output.bias, hidden_RD, targets_R, smoothing, softcap, compiled=compiled
+        )
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows, of which attention may keep documents apart."""
