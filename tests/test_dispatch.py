@@ -18,10 +18,10 @@ from torch.nn.attention.flex_attention import flex_attention as uncompiled
 from speechformer.corpora.special_tokens import IGNORE
 from speechformer.errors import UserError
 from speechformer.kernels import dispatch
+from speechformer.kernels import loss as loss_module
 from speechformer.kernels.dispatch import FLEX_MIN_PAIRS, SDPA, choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import FlexAttention, compiled_function, partial_tiles
-from speechformer.kernels import loss as loss_module
 from speechformer.kernels.loss import next_token_loss, total_loss
 from speechformer.kernels.sparse import SparseBlocks
 from speechformer.layers.attention import Attention, Pairs, attention_reference
@@ -401,7 +401,9 @@ def test_no_attention_breaks_the_graph_of_a_compiled_block(name: str, monkeypatc
     """Oracle: torch's `fullgraph`, which refuses to compile a block in parts."""
     network = decoder(model=group("model", "nope"), attention=group("attention", name), layers=1, dropout=0.3).train()
     compile = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode: compile(module, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, mode: compile(module, fullgraph=True, backend="eager")
+    )
     torch._dynamo.reset()
     compile_blocks(network, "default", CUDA)
     assert network(sentences()).isfinite().all()
@@ -448,7 +450,9 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
 
 
 @pytest.mark.parametrize(("smoothing", "softcap"), [(0.0, None), (0.1, 5.0)])
-def test_the_compiled_loss_is_the_loss(smoothing: float, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_loss_is_the_loss(
+    smoothing: float, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output layer and loss are one graph without a break, and one more for any number of rows; meta is no CPU."""
     torch._dynamo.reset()
     run = torch.compile(total_loss, backend="aot_eager", fullgraph=True)

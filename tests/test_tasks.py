@@ -367,12 +367,13 @@ def test_words_are_not_markdown() -> None:
     text = "a|b*c_d`e<f>[g]# 😀 שלום"
     assert html.unescape(markdown.markdown(escape_markdown(text))) == f"<p>{text}</p>"
 
+
 WAITING = """
 task=classify
 task=lm
 task=lm model=rope pattern=window recipe.label_smoothing=0.1
 task=lm model=nope attention=gated_delta
-task=lm attention=sink attention.kv_heads=1 attention.conv=4 attention.length_scale=true architecture.output_softcap=30
+task=lm attention=sink attention.kv_heads=1 attention.conv=4 architecture.output_softcap=30
 task=translate
 task=probe probe=recall
 """
@@ -380,7 +381,7 @@ task=probe probe=recall
 
 @pytest.mark.parametrize("words", WAITING.strip().splitlines())
 def test_a_training_step_waits_for_no_value_of_an_accelerator(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: torch's meta device, whose tensors have no values. Reading one, `.item()`, `nonzero` or `.cpu()`, fails."""
+    """Oracle: torch's meta device. Its tensors have no values, so `.item()`, `nonzero` and `.cpu()` fail."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **options: contextlib.nullcontext())  # meta has none
     corpus = [] if "probe=" in words else ["corpus=sample"]
     config = as_plain(compose(*TINY[1:], *words.split(), *corpus))
