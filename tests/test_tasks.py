@@ -410,3 +410,33 @@ def test_ignored_targets_do_not_count(ignored: int) -> None:
     ours = next_token_loss(weight, None, hidden, targets, ignored=ignored)
     expected = F.cross_entropy(F.linear(hidden[:20], weight).float(), targets[:20])
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("build", [language_model, classifier])
+def test_an_ensemble_is_measured_as_each_of_its_members(build: Callable[[], Any]) -> None:
+    """Oracle: each member by itself. One that has diverged is left out."""
+    tasks = [build().eval() for _ in range(3)]
+    for k, task in enumerate(tasks):
+        for parameter in task.parameters():
+            torch.nn.init.normal_(parameter, std=0.1 * (k + 1))
+    ids = torch.randint(2, 30, (4, 9), generator=torch.Generator().manual_seed(0))
+    targets = ids[:, 1:].clone()
+    targets[0, :3], targets[1, 2:5] = IGNORE, UNKNOWN
+    batch = {"part": ("validation", ""), "ids": ids[:, :-1], "targets": targets, "labels": torch.tensor([0, 1, 2, 1])}
+    ensemble = stack_models([task.model for task in tasks], DropoutGenerators([torch.Generator()] * 3)).eval()
+    measured = []
+    with torch.inference_mode():
+        for at_once in (False, True):
+            for task in tasks:
+                task.begin_evaluation()
+            tasks[2].diverged_at = 1  # is not measured
+            if at_once:
+                output = tasks[0].forward_batch(ensemble, {**batch, "ids": batch["ids"].repeat(3, 1)})
+                tasks[0].update_members(tasks, ensemble, output, batch)
+            else:
+                for task in tasks[:2]:
+                    task.evaluate_batch(batch)
+            measured.append([{name: float(m.compute()) for name, m in task.measured.items()} for task in tasks])
+    assert measured[0][0] != measured[0][1] and not measured[0][2] and len(measured[0][0]) > 1
+    for ours, alone in zip(*measured[::-1]):
+        assert ours == pytest.approx(alone, rel=1e-5)

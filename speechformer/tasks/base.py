@@ -253,6 +253,15 @@ class Task(pl.LightningModule):
         """Add what `forward_batch` returned to `measured`."""
         raise NotImplementedError
 
+    def update_members(self, tasks: Sequence[Any], model: Any, output: Tensor, batch: Batch) -> None:
+        """Add an evaluation batch to `measured` of some tasks, from what `forward_batch` returned for their ensemble.
+
+        Override this if an accelerator can do it for all at once.
+        """
+        for task, rows in zip(tasks, output.chunk(len(tasks))):
+            if task.diverged_at is None:
+                task.update_metrics(rows, batch)
+
     def evaluate_average(self, batch: Batch) -> None:
         """Add an evaluation batch to `measured`, where the mean of the probabilities of `averaged_tasks` decides.
 
