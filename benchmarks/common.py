@@ -68,7 +68,7 @@ class Row:
 
 Key = TypeVar("Key")
 Columns = Mapping[str, Callable[[Row], str]]  # a heading, and the cell of a row; a column of empty cells is left out
-Part = Callable[[int], Iterable[Row]]  # of the rounds; the function measure_X measures the part X
+Part = Callable[..., Iterable[Row]]  # of the rounds, and sizes if there are any; measure_X measures the part X
 
 
 def time_in_turns(
@@ -146,8 +146,13 @@ def format_tables(rows: Sequence[Row], columns: Columns) -> str:
     return "\n\n".join(texts)
 
 
-def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: int, on_gpu: bool = False) -> None:
-    """Run the command line of the benchmark with a docstring; `rounds` is the default, `on_gpu`: it needs CUDA."""
+def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: int, sizes: Sequence[Any] = ()) -> None:
+    """Run the command line of the benchmark with a docstring.
+
+    Args:
+        rounds: the default.
+        sizes: of a benchmark that needs CUDA, and of its dry run, which does not.
+    """
     name = Path(sys.argv[0]).stem
     parts = {measure.__name__.removeprefix("measure_"): measure for measure in measures}
     formatter = argparse.RawDescriptionHelpFormatter
@@ -157,7 +162,10 @@ def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: in
     parser.add_argument("--rounds", type=int, default=rounds, help="blocks of each side (%(default)s)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"folder of {name}.json (%(default)s)")
     parser.add_argument("--show", action="store_true", help="print the tables of that file, measure nothing")
+    if sizes:
+        parser.add_argument("--dry", action="store_true", help="tiny sizes, on any machine: does it work?")
     options = parser.parse_args()
+    dry = getattr(options, "dry", False)
     path = options.output / f"{name}.json"
 
     def run() -> None:
@@ -170,11 +178,11 @@ def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: in
         for part in chosen:
             if part not in parts:
                 raise unknown(parser.prog, "part", part, parts)
-        if on_gpu and "cores" in find_machine():  # a CPU
+        if sizes and not dry and "cores" in find_machine():  # a CPU
             raise UserError(f"there is no CUDA device here, which {parser.prog} needs.")
         for part in chosen:
             rows: list[Row] = []
-            for row in parts[part](options.rounds):
+            for row in parts[part](options.rounds, *([sizes[dry]] if sizes else [])):
                 rows.append(row)
                 record(path, rows)  # now, so that an interruption loses no measurement
             print(format_tables(rows, columns), flush=True)

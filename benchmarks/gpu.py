@@ -1,15 +1,22 @@
 """Time what needs a GPU. Each part can be named alone:
 
+    ensemble    runs of 60 steps as one ensemble, against the first of them one after another
+    large       a training step of a language model of GPT-2's size in bfloat16, compiled, and its share of the rate
+                of matrix products of 8,192 x 8,192: with few sequences, and with as many as the memory holds
+    graphs      runs with `compile=reduce-overhead`, evaluations, and tests of two lengths: one to its end, and one
+                that is stopped by the signal of a cluster and resumes
+    mechanisms  a training step of a decoder of one layer in bfloat16, by mechanism and length, and its peak of
+                memory. Beside it, FlexAttention with capped scores and, if it is installed, flash-linear-attention
+    real        20 million tokens of stories at 30M parameters: a window against full attention, and the window again,
+                killed and resumed. The part `prepare` makes the stories before
     patterns    forward and backward of one causal layer's attention, 8 heads of width 64 in bfloat16, by length and
                 batch: FlexAttention, a dense mask, and our sparse blocks. Memory is
-                the peak of the first pass, which builds the mask. "Chosen" is what a model takes without dropout
-    ensemble    32 runs of 60 steps as one ensemble, against the first eight of them one after another
+                the peak of the first pass, which builds the mask. "Chosen" is what a model takes without dropout.
+                benchmarks/limits.py fits the rules of the dispatcher to it
     compiled    a training step of the reports' language model, with compiled blocks and with CUDA graphs
     precision   a training step of a language model 512 wide, in bfloat16 and in single precision
-    large       a training step of a language model of GPT-2's size in bfloat16, compiled, and its share of the rate
-                of matrix products of 8,192 x 8,192
 
-It takes about six minutes on an H100. benchmarks/gpu.sh runs it together with tests on a GPU.
+benchmarks/gpu.sh runs the parts with time limits, after the tests on a GPU. `--dry` runs tiny versions anywhere.
 
     python benchmarks/gpu.py [PART ...] --output FOLDER
 """
@@ -17,35 +24,257 @@ It takes about six minutes on an H100. benchmarks/gpu.sh runs it together with t
 import contextlib
 import functools
 import itertools
+import json
 import logging
+import math
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attention import PATTERNS
 from common import TASKS, Row, main, time_in_turns
 from steps import REPORT
 
 NAMES = ("window 256", "bigbird and window 64", "alibi, full")
-LENGTHS, BATCHES, MOST_TOKENS = (16_384, 4096), (1, 2, 4, 8, 16), 65_536
-HEADS, WIDTH = 8, 64
 MIDDLE = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "block_size": 1024, "vocab_size": 8192}
-GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 GELU = ["architecture.activation=gelu"]
-MEMBERS, ALONE, MEMBER_STEPS = 32, 8, 60
+MECHANISMS = {
+    "softmax": "",
+    "grouped queries": "attention.kv_heads=2",
+    "sink": "attention=sink",
+    "softcap": "attention.softcap=30",
+    "gated delta": "attention=gated_delta",
+    "window 256": "pattern=window pattern.window=256",
+}
+FREE = 0.9  # share of the memory that a batch may fill
+MOST_BATCH = 64
 
 
-def measure_patterns(rounds: int) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        ensemble, members, alone, steps: overrides, runs of an ensemble, runs one after another, steps of each.
+        large, batch, product: the decoder of `large`, its first batch, the size of the matrix product.
+        heads, width, lengths, batches, most_tokens: of `patterns`, and of `mechanisms` with one sequence.
+        graphs, real, stories: overrides of runs.
+    """
+
+    ensemble: str = ""
+    members: Sequence[int] = (32, 128)
+    alone: int = 4
+    steps: int = 60
+    large: Sequence[int] = (768, 12, 12, 3072, 1024, 50_304)
+    batch: int = 16
+    product: int = 8192
+    heads: int = 8
+    width: int = 64
+    lengths: Sequence[int] = (4096, 16_384)
+    batches: Sequence[int] = (1, 2, 4, 8, 16)
+    most_tokens: int = 65_536
+    graphs: str = "machine=gpu compile=reduce-overhead eval_interval=50 trainer.max_steps=200 checkpoint_every=50"
+    stories: str = "corpus=stories corpus.documents=10000 corpus.words=2000"
+    real: str = (
+        "machine=gpu compile=default trainer.precision=bf16-mixed width=512 heads=8 layers=10 ff=2048 "
+        "block_size=1024 batch_size=64 trainer.max_steps=306 eval_interval=102 checkpoint_every=50"
+    )
+
+
+SMALL = "machine=cpu width=16 heads=2 layers=1 ff=16 trainer.max_steps=20 eval_interval=10 checkpoint_every=5"
+DRY = Sizes(
+    ensemble="corpus=sample task.evaluation_tokens=500 width=16 heads=2 layers=1 ff=16",
+    members=(2,),
+    alone=1,
+    steps=3,
+    large=(32, 2, 1, 32, 32, 64),
+    batch=2,
+    product=64,
+    heads=2,
+    width=16,
+    lengths=(256, 512),
+    batches=(1,),
+    graphs=f"{SMALL} block_size=16",
+    stories="corpus=stories corpus.documents=50",
+    real=f"{SMALL} block_size=64",
+)
+
+
+def measure_ensemble(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Measure ensembles and runs in sequence, once: their training, and the whole runs with their phases."""
+    from speechformer.config import compose
+    from speechformer.training.run import execute, execute_ensemble
+    from speechformer.training.runtime import silence_libraries
+
+    silence_libraries()
+    logging.getLogger("speechformer").setLevel(logging.WARNING)
+    alone: dict[str, tuple[float, float]] = {}
+    for members, (task, name) in itertools.product(sizes.members, TASKS.items()):
+        overrides = [
+            f"task={task}",
+            f"trainer.max_steps={sizes.steps}",
+            "trainer.max_epochs=-1",
+            *sizes.ensemble.split(),
+        ]
+        cfgs = [compose([*overrides, f"eval_interval={10**9}", f"seed={seed}"]) for seed in range(members)]
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            if task not in alone:
+                execute(cfgs[0], folder / "warm-up")
+                began = time.perf_counter()
+                results = [execute(cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs[: sizes.alone])]
+                training = sum(result["seconds_by_phase"]["training"] for result in results)
+                alone[task] = training / sizes.steps / sizes.alone, (time.perf_counter() - began) / sizes.alone
+            began = time.perf_counter()
+            execute_ensemble([(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)])
+            whole = time.perf_counter() - began
+            phases = execute(cfgs[0], folder / "member0")["seconds_by_phase"]  # finished: only its result
+        step, run = alone[task]
+        steps = {"ensemble": [phases["training"] / sizes.steps / members], "sequential": [step]}
+        yield Row("time for each run", f"{members} x {name}, a training step", steps)
+        runs = {"ensemble": [whole / members], "sequential": [run]}
+        yield Row("time for each run", f"{members} x {name}, the whole run", runs, {"phases": phases})
+
+
+def measure_large(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Measure a step of a large model, and count its FLOPs by Chowdhery et al. 2022, "PaLM", appendix B."""
+    import torch
+    from workloads import DEVICE, build_decoder_step
+
+    shape = dict(zip(("width", "heads", "layers", "ff", "block_size", "vocab_size"), sizes.large))
+    B, T, size, on_gpu = sizes.batch, shape["block_size"], sizes.product, DEVICE.type == "cuda"
+    a, b = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16)
+    product = time_in_turns({"product": functools.partial(torch.matmul, a, b)}, rounds)["product"]
+    for k, compiled_loss in enumerate((True, True, False)):
+        torch._dynamo.reset()  # another number of sequences is compiled for itself
+        step, count = build_decoder_step(shape, GELU, B, True, compiled=True, compiled_loss=compiled_loss)
+        seconds = time_in_turns({"speechformer": step}, rounds)
+        # causality needs half of the products of attention
+        flops = (6 * count + 6 * shape["layers"] * shape["width"] * T) * B * T
+        facts: dict[str, Any] = {"tokens": B * T, "flops": flops, "matmul_rate": 2 * size**3 / min(product)}
+        loss = "compiled" if compiled_loss else "not compiled"
+        name = f"{count / 1e6:.0f}M parameters, {B} x {T:,} tokens, bfloat16, loss {loss}"
+        if on_gpu:
+            facts["bytes"] = {"speechformer": torch.cuda.max_memory_allocated()}
+            if k == 0:
+                B = most_sequences(count, facts["bytes"]["speechformer"], B, torch.cuda.mem_get_info()[1])
+        yield Row("a training step of a large model", name, seconds, facts)
+
+
+def most_sequences(parameters: int, peak: int, B: int, memory: int) -> int:
+    """Return the largest power of two of sequences that fits into a share of the memory, from the peak of B of them.
+
+    Weights, gradients and both moments of AdamW take 16 bytes for each parameter, whatever the batch.
+    """
+    each = (peak - 16 * parameters) / B
+    return min(MOST_BATCH, 2 ** int(math.log2(max(1, (FREE * memory - 16 * parameters) / each))))
+
+
+def train(overrides: Sequence[str], folder: Path, stop: signal.Signals | None = None) -> tuple[float, dict[str, Any]]:
+    """Run the training command, and return its seconds and result.
+
+    Args:
+        stop: the signal that the process gets after its first checkpoint; the command is then repeated, and resumes.
+    """
+    command = [sys.executable, "-m", "speechformer.train", *overrides, "logger=csv", f"hydra.run.dir={folder}"]
+    began = time.perf_counter()
+    if stop is not None:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while not (folder / "last.ckpt").exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(stop)
+        process.wait()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return time.perf_counter() - began, result
+
+
+def largest_difference(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """Return the largest relative difference of two results, in any metric and any point of their curves."""
+    points = [({**result["metrics"]}, *result["curve"]) for result in (first, second)]
+    if len(points[0]) != len(points[1]):
+        return math.inf
+    pairs = [(a[name], b.get(name)) for a, b in zip(*points) for name in a if a[name] is not None]
+    return max(math.inf if b is None else abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
+
+
+def measure_graphs(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Compare a run with CUDA graphs and one that is stopped and resumes."""
+    overrides = f"task=lm corpus=sample model=rope task.lengths=[64] {sizes.graphs}".split()
+    yield from compare_runs("CUDA graphs", {"language model": overrides}, signal.SIGTERM)
+
+
+def measure_prepare(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Make the stories of `real`, on the CPU."""
+    with tempfile.TemporaryDirectory() as temporary:
+        train(f"task=lm model=rope {sizes.stories} {SMALL} trainer.max_epochs=-1".split(), Path(temporary, "run"))
+    yield from ()
+
+
+def measure_real(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Compare a window with full attention over a real run, and the window with itself, killed and resumed."""
+    overrides = f"task=lm model=rope dropout=0 trainer.max_epochs=-1 {sizes.stories} {sizes.real}".split()
+    sides = {"window 256": [*overrides, *PATTERNS["window 256"].split()], "full": overrides}
+    yield from compare_runs("stories", sides, signal.SIGKILL)
+
+
+def compare_runs(name: str, sides: dict[str, list[str]], stop: signal.Signals) -> Iterator[Row]:
+    """Run each side to its end, then the first one again, stopped and resumed."""
+    table = f"whole runs, {name}"
+    with tempfile.TemporaryDirectory() as temporary:
+        done = {
+            side: train(overrides, Path(temporary, f"run{k}")) for k, (side, overrides) in enumerate(sides.items())
+        }
+        results = [result for _, result in done.values()]
+        for side, (seconds, result) in done.items():
+            facts = {"curve": result["curve"], "phases": result["seconds_by_phase"]}
+            yield Row(table, side, {"the run": [seconds]}, facts)
+        seconds, resumed = train(next(iter(sides.values())), Path(temporary, "stopped"), stop)
+    facts = {"difference": largest_difference(results[0], resumed), "attempts": resumed["attempts"]}
+    yield Row(table, f"{next(iter(sides))}, stopped and resumed", {"the run": [seconds]}, facts)
+
+
+def measure_mechanisms(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Measure a training step of one layer with each mechanism; what does not fit into memory is left out."""
+    import torch
+    from workloads import DEVICE, build_decoder_step, build_kernel_passes
+
+    shape = {"width": sizes.heads * sizes.width, "heads": sizes.heads, "layers": 1, "ff": 64, "vocab_size": 64}
+    for T in sizes.lengths:
+        kernels = build_kernel_passes(T, sizes.heads, sizes.width)
+        for name, overrides in MECHANISMS.items():
+            step, _ = build_decoder_step({**shape, "block_size": T}, overrides.split(), bfloat16=True)
+            sides, held = {"speechformer": step, **kernels.get(name, {})}, {}
+            for side, run in list(sides.items()):
+                try:
+                    run()
+                    if DEVICE.type == "cuda":
+                        torch.cuda.reset_peak_memory_stats()
+                        run()
+                        held[side] = torch.cuda.max_memory_allocated()
+                except torch.OutOfMemoryError:
+                    del sides[side]
+            if sides:
+                seconds = time_in_turns(sides, rounds)
+                yield Row("a training step of one layer", f"{name}, {T:,} tokens", seconds, {"bytes": held}, False)
+
+
+def measure_patterns(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Measure the kernels by length and batch; what does not fit into memory is left out."""
     import torch
     from workloads import AttentionPass
 
-    for T, B, name in itertools.product(LENGTHS, BATCHES, NAMES):
-        if B * T > MOST_TOKENS:
+    for T, B, name in itertools.product(sizes.lengths[::-1], sizes.batches, NAMES):
+        if sizes.most_tokens < B * T:
             continue
-        layer = AttentionPass(PATTERNS[name], T, HEADS, WIDTH, B, torch.bfloat16)
+        layer = AttentionPass(PATTERNS[name], T, sizes.heads, sizes.width, B, torch.bfloat16)
         kernels = {"FlexAttention": "FlexAttention", "dense mask": "dense mask"}
         kernels["blocks"] = "sparse blocks"
         sides, held = {}, {}
@@ -53,38 +282,12 @@ def measure_patterns(rounds: int) -> Iterator[Row]:
             with contextlib.suppress(torch.OutOfMemoryError, KeyError):  # some kernels lack some patterns
                 held[side] = layer.held_bytes(layer.kernels[kernel])
                 sides[side] = functools.partial(layer.run, layer.kernels[kernel])
-        facts, seconds = {"bytes": held, "chosen": layer.chosen}, time_in_turns(sides, rounds)
+        facts = {"bytes": held, "chosen": layer.chosen, "limits": {"B": B, "T": T, "partial": layer.partial}}
+        seconds = time_in_turns(sides, rounds)
         yield Row("forward and backward", f"{name}, {B} x {T:,} tokens", seconds, facts, compared=False)
 
 
-def measure_ensemble(rounds: int) -> Iterator[Row]:
-    """Measure an ensemble and runs in sequence, once: their training, and the whole runs."""
-    from speechformer.config import compose
-    from speechformer.training.run import execute, execute_ensemble
-    from speechformer.training.runtime import silence_libraries
-
-    silence_libraries()
-    logging.getLogger("speechformer").setLevel(logging.WARNING)
-    for task, name in TASKS.items():
-        overrides = [f"task={task}", f"trainer.max_steps={MEMBER_STEPS}", "trainer.max_epochs=-1"]
-        cfgs = [compose([*overrides, f"eval_interval={10**9}", f"seed={seed}"]) for seed in range(MEMBERS)]
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            execute(cfgs[0], folder / "warm-up")
-            began = time.perf_counter()
-            execute_ensemble([(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)])
-            between = time.perf_counter()
-            results = [execute(cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs[:ALONE])]
-            ended = time.perf_counter()
-            member = execute(cfgs[0], folder / "member0")  # finished: only its result
-        training, *alone = (result["seconds_by_phase"]["training"] / MEMBER_STEPS for result in (member, *results))
-        steps = {"ensemble": [training / MEMBERS], "sequential": [sum(alone) / ALONE]}
-        runs = {"ensemble": [(between - began) / MEMBERS], "sequential": [(ended - between) / ALONE]}
-        yield Row("time for each run", f"{name}, a training step", steps)
-        yield Row("time for each run", f"{name}, the whole run", runs)
-
-
-def measure_compiled(rounds: int) -> Iterator[Row]:
+def measure_compiled(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Measure modes of `compile`."""
     import workloads
 
@@ -103,7 +306,7 @@ def measure_compiled(rounds: int) -> Iterator[Row]:
     yield Row("a training step with compiled blocks", name, seconds)
 
 
-def measure_precision(rounds: int) -> Iterator[Row]:
+def measure_precision(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Measure a step in bfloat16 and in single precision."""
     from workloads import build_decoder_step
 
@@ -111,22 +314,6 @@ def measure_precision(rounds: int) -> Iterator[Row]:
         half, single = (build_decoder_step(MIDDLE, GELU, B, bfloat16)[0] for bfloat16 in (True, False))
         seconds = time_in_turns({"bf16-mixed": half, "32-true": single}, rounds)
         yield Row("a training step by precision", f"512 wide, 6 layers, {B} x 1,024 tokens", seconds)
-
-
-def measure_large(rounds: int) -> Iterator[Row]:
-    """Measure a step of a large model, and count its FLOPs by Chowdhery et al. 2022, "PaLM", appendix B."""
-    import torch
-    from workloads import build_decoder_step
-
-    B, T, size = 16, GPT2["block_size"], 8192
-    step, count = build_decoder_step(GPT2, GELU, B, bfloat16=True, compiled=True)
-    a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
-    product = time_in_turns({"product": functools.partial(torch.matmul, a, b)}, rounds)["product"]
-    # causality needs half of the products of attention
-    flops = (6 * count + 6 * GPT2["layers"] * GPT2["width"] * T) * B * T
-    facts = {"tokens": B * T, "flops": flops, "matmul_rate": 2 * size**3 / min(product)}
-    name = f"{count / 1e6:.0f}M parameters, {B} x {T:,} tokens, bfloat16"
-    yield Row("a training step of a large model", name, time_in_turns({"speechformer": step}, rounds), facts)
 
 
 def format_memory(row: Row) -> str:
@@ -143,8 +330,22 @@ def format_rate(row: Row) -> str:
     return f"{tokens:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s ({100 * flops / row.facts['matmul_rate']:.0f} %)"
 
 
+def format_difference(row: Row) -> str:
+    """Format how far a run that was stopped and resumed is from the one that was not."""
+    return f"{row.facts['difference']:.1e}" if "difference" in row.facts else ""
+
+
+def format_phases(row: Row) -> str:
+    """Format the seconds of each phase of a run."""
+    return ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row.facts.get("phases", {}).items())
+
+
 if __name__ == "__main__":
-    measures = (measure_patterns, measure_ensemble, measure_compiled, measure_precision, measure_large)
+    measures = (
+        *(measure_ensemble, measure_large, measure_graphs, measure_mechanisms, measure_prepare, measure_real),
+        *(measure_patterns, measure_compiled, measure_precision),
+    )
     columns = {"memory in MiB": format_memory, "rate (of matrix products)": format_rate}
     columns["chosen"] = lambda row: row.facts.get("chosen", "")
-    main(__doc__, measures, columns, rounds=3, on_gpu=True)
+    columns |= {"seconds by phase": format_phases, "difference": format_difference}
+    main(__doc__, measures, columns, rounds=3, sizes=(Sizes(), DRY))

@@ -1,6 +1,7 @@
 """What the benchmarks time: steps of our models and of peers, steps of a larger decoder, and kernels of attention."""
 
 import functools
+import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,17 +10,18 @@ import torch
 import torch.nn.functional as F
 from peers import Loss, Peer
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE
 from speechformer.kernels.dispatch import SDPA, SPARSE_COST, choose_kernel
-from speechformer.kernels.flex import FlexAttention
+from speechformer.kernels.flex import FlexAttention, cached_block_mask, compiled_function, partial_tiles
 from speechformer.kernels.loss import next_token_loss
 from speechformer.kernels.sparse import SparseBlocks, layout_of
 from speechformer.layers.attention import Attention, Pairs
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.patterns import build_pattern
+from speechformer.layers.patterns import all_pairs, build_pattern
 from speechformer.layers.positions import build_positions
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import compile_blocks, initialise
@@ -95,7 +97,12 @@ def run_batches(model: nn.Module, batches: Batches, loss: Loss, optimizer: torch
 
 
 def build_decoder_step(
-    sizes: Mapping[str, int], overrides: Sequence[str], batch: int = 1, bfloat16: bool = False, compiled: bool = False
+    sizes: Mapping[str, int],
+    overrides: Sequence[str],
+    batch: int = 1,
+    bfloat16: bool = False,
+    compiled: bool = False,
+    compiled_loss: bool = False,
 ) -> tuple[Callable[[], None], int]:
     """Return a training step of a decoder on random words as a function, and its number of parameters.
 
@@ -106,10 +113,10 @@ def build_decoder_step(
     tune_memory()
     torch.manual_seed(0)
     config = as_plain(compose(["task=lm", "model=rope", *overrides]))
-    unused = ("pool", "classifier_width", "shared_embeddings")
+    unused = ("pool", "classifier_width", "classifier_activation", "shared_embeddings")
     options = {key: value for key, value in config["architecture"].items() if key not in unused}
     options |= {"tied_output": True, "bias": False, "qkv_bias": False, "dropout": 0.0}
-    options |= {"model": config["model"], "pattern": config["pattern"]}
+    options |= {key: config[key] for key in ("model", "pattern", "attention")}
     model = Decoder(**sizes, **options)  # type: ignore[arg-type]
     initialise(model, "normal", 0.02)
     model.to(DEVICE)
@@ -122,11 +129,40 @@ def build_decoder_step(
         optimizer.zero_grad()
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bfloat16):
             hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
-            loss = next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten())
+            targets = ids[:, 1:].flatten()
+            loss = next_token_loss(model.output.weight, model.output.bias, hidden, targets, compiled=compiled_loss)
         loss.backward()
         optimizer.step()
 
     return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_kernel_passes(T: int, heads: int, width: int) -> dict[str, dict[str, Callable[[], None]]]:
+    """Return, by mechanism, forward and backward of kernels on a GPU that the mechanisms could have.
+
+    FlexAttention caps scores by c tanh(s / c) with c = 30. The gated delta rule is flash-linear-attention's, if it is
+    installed. Inputs are random, of one text in bfloat16.
+    """
+    if DEVICE.type != "cuda":
+        return {}
+    q, k, v = torch.randn(3, 1, heads, T, width, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+    def capped() -> None:
+        mask = cached_block_mask(all_pairs, True, T, DEVICE)
+        attend = compiled_function(flex_attention)
+        attend(q, k, v, score_mod=lambda s, *_: 30 * torch.tanh(s / 30), block_mask=mask).sum().backward()
+
+    passes = {"softcap": {"FlexAttention alone": capped}}
+    if importlib.util.find_spec("fla"):
+        chunk_gated_delta_rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        decay, strength = -torch.rand(2, 1, T, heads, device=DEVICE)
+
+        def delta() -> None:
+            x = [F.normalize(y.transpose(1, 2).float(), dim=-1).to(y.dtype) for y in (q, k)]
+            chunk_gated_delta_rule(*x, v.transpose(1, 2), decay, -strength)[0].sum().backward()
+
+        passes["gated delta"] = {"flash-linear-attention alone": delta}
+    return passes
 
 
 class AttentionPass:
@@ -136,7 +172,8 @@ class AttentionPass:
         overrides: the encoding and the pattern, such as "model=alibi pattern=window pattern.window=64".
         T, heads, width, B, dtype: of queries, keys and values, [B, heads, T, width].
 
-    Attributes: `kernels`, functions of q, k and v by name; `chosen`, the one that a model takes without dropout.
+    Attributes: `kernels`, functions of q, k and v by name; `chosen`, the one that a model takes without dropout;
+    `partial`, the share of its tiles of which a pattern shows some pairs and not all.
     """
 
     def __init__(
@@ -159,6 +196,7 @@ class AttentionPass:
         names: dict[type, str] = {SparseBlocks: "sparse blocks", FlexAttention: "FlexAttention"}
         plain = "SDPA without mask" if chosen.bias is None else "dense mask"
         self.chosen = names.get(type(chosen), plain)
+        self.partial = partial_tiles(pairs.pattern, 1024 * -(-T // 1024), True)
 
     def attend(self, build: Callable[[], Attention], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output of a kernel; its bias is built as in each pass of a model."""

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import common
+import gpu
+import limits
 import pytest
+import session
 import torch
 from peers import PEERS
 from scipy import stats
@@ -104,3 +107,69 @@ def test_an_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }.items():
         with pytest.raises(SystemExit, match=re.escape(message)):
             run_main([arguments], tmp_path, monkeypatch)
+
+
+def row_of(B: int, T: int, partial: float, **milliseconds: float) -> common.Row:
+    names = {"flex": limits.FLEX, "dense": limits.DENSE, "blocks": limits.BLOCKS}
+    sides = {names[side]: [value / 1000] for side, value in milliseconds.items()}
+    return common.Row("forward and backward", "", sides, {"limits": {"B": B, "T": T, "partial": partial}})
+
+
+# FlexAttention wins from 4 x 4,096^2 pairs on unless half of its tiles are partial; there blocks win from 16,384 on
+MEASURED = [
+    row_of(1, 4096, 0.1, flex=1.2, dense=0.5, blocks=2.5),
+    row_of(2, 4096, 0.1, flex=1.2, dense=1.0, blocks=4.0),
+    row_of(4, 4096, 0.1, flex=1.3, dense=2.0, blocks=8.0),
+    row_of(1, 16_384, 0.1, flex=1.3, dense=7.8, blocks=3.9),
+    row_of(1, 4096, 0.5, flex=1.9, dense=0.6, blocks=3.4),
+    row_of(4, 4096, 0.5, flex=5.7, dense=2.0),
+    row_of(1, 16_384, 0.5, flex=20.0, dense=7.8, blocks=5.4),
+]
+
+
+@pytest.mark.parametrize(
+    "today", [(1 << 26, 0.25, 16_384), (1 << 20, 1.0, 512), (1 << 40, 0.0, 1 << 20)], ids=["fitting", "low", "high"]
+)
+def test_limits_take_the_fastest_kernel_of_a_table(today: limits.Limits) -> None:
+    """Oracle: the table, made so that one rule takes the fastest kernel of each row. Limits that fit stay."""
+    best = limits.fit(MEASURED, today)
+    assert [limits.choose(row, best) for row in MEASURED] == [
+        min(row.seconds, key=row.seconds.get) for row in MEASURED
+    ]
+    assert limits.loss(MEASURED, best) == pytest.approx(0)
+    if today[0] == 1 << 26:
+        assert best == today
+
+
+def test_the_batch_that_fits_into_memory() -> None:
+    """Oracle: by hand. 10 parameters take 160 bytes, each of 4 sequences 100, and 90 % of 2,000 bytes hold 16."""
+    assert gpu.most_sequences(parameters=10, peak=560, B=4, memory=2000) == 16
+    assert gpu.most_sequences(parameters=10, peak=560, B=4, memory=10**9) == gpu.MOST_BATCH
+
+
+def test_a_part_that_fails_or_takes_too_long_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time that a part leaves goes to the next; what has been measured before stays in the file."""
+    (tmp_path / "gpu.json").write_text('{"rows": [1]}')
+    late = ["-c", "import time; time.sleep(600)"]
+    parts = {"failing": (60, ["-c", "raise SystemExit('no memory')"]), "late": (-59, late), "good": (99, ["-c", ""])}
+    done = session.run_parts(parts, tmp_path, dry=True)
+    assert [part["ended"] for part in done] == ["failed (1)", "out of time", "done"]
+    assert done[0]["last"] == "no memory"
+    assert json.loads((tmp_path / "gpu.json").read_text()) == {"rows": [1], "parts": done}
+
+
+def test_results_that_differ_are_told_apart() -> None:
+    first = {"metrics": {"loss": 2.0, "none": None}, "curve": [{"step": 1, "loss": 4.0}]}
+    assert gpu.largest_difference(first, first) == 0
+    assert gpu.largest_difference(first, {**first, "curve": [{"step": 1, "loss": 5.0}]}) == 0.25
+    assert gpu.largest_difference(first, {**first, "curve": []}) == math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["ensemble", "mechanisms", "patterns"])
+def test_a_part_runs_dry(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "BLOCK_SECONDS", 0.0)
+    measure = getattr(gpu, f"measure_{part}")
+    assert all(row.seconds for row in measure(1, gpu.DRY))

@@ -15,14 +15,17 @@ from test_encoder_decoder import translator
 from test_models import T, classifier, decoder, groups, sentences
 from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
+from speechformer.corpora.special_tokens import IGNORE
 from speechformer.errors import UserError
 from speechformer.kernels import dispatch
+from speechformer.kernels import loss as loss_module
 from speechformer.kernels.dispatch import FLEX_MIN_PAIRS, SDPA, choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import FlexAttention, compiled_function, partial_tiles
-from speechformer.kernels.loss import next_token_loss
+from speechformer.kernels.loss import next_token_loss, total_loss
 from speechformer.kernels.sparse import SparseBlocks
 from speechformer.layers.attention import Attention, Pairs, attention_reference
+from speechformer.layers.mechanisms import MECHANISMS
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
 from speechformer.layers.positions import Positions, Sizes
 from speechformer.models import stack as stack_module
@@ -390,6 +393,22 @@ def test_compiled_blocks_have_the_gradients_of_uncompiled_ones(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", *(pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS if name != "softmax")],
+)
+def test_no_attention_breaks_the_graph_of_a_compiled_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's `fullgraph`, which refuses to compile a block in parts."""
+    network = decoder(model=group("model", "nope"), attention=group("attention", name), layers=1, dropout=0.3).train()
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, mode: compile(module, fullgraph=True, backend="eager")
+    )
+    torch._dynamo.reset()
+    compile_blocks(network, "default", CUDA)
+    assert network(sentences()).isfinite().all()
+
+
 def test_dropout_breaks_no_graph(traced: list[str]) -> None:
     network = decoder(layers=1, dropout=0.3).train()
     torch._dynamo.reset()
@@ -428,6 +447,29 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
         assert ours.dtype == torch.float32
         scale = float(exact.abs().max()) if exact.numel() else 0.0
         torch.testing.assert_close(ours.double(), exact, atol=1e-5 * scale * max(1.0, spread / 10), rtol=0)
+
+
+@pytest.mark.parametrize(("smoothing", "softcap"), [(0.0, None), (0.1, 5.0)])
+def test_the_compiled_loss_is_the_loss(
+    smoothing: float, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output layer and loss are one graph without a break, and one more for any number of rows; meta is no CPU."""
+    torch._dynamo.reset()
+    run = torch.compile(total_loss, backend="aot_eager", fullgraph=True)
+    torch.manual_seed(0)
+    for R in (30, 20, 25):
+        weight, hidden, targets = torch.randn(40, 8), torch.randn(R, 8), torch.randint(40, (R,))
+        inputs = [x.requires_grad_() for x in (weight, hidden)]
+        arguments = (weight, None, hidden, targets, smoothing, softcap, IGNORE)
+        results = [torch.autograd.grad(function(*arguments), inputs) for function in (total_loss, run)]
+        torch.testing.assert_close(*results)
+    calls: list[Any] = []
+    monkeypatch.setattr(loss_module, "compiled_function", lambda function: calls.append(function) or function)
+    there = [x.detach().to("meta") for x in (weight, hidden, targets)]
+    for compiled, grad in ((True, True), (True, False), (False, True)):
+        with torch.set_grad_enabled(grad):
+            next_token_loss(there[0], None, *there[1:], compiled=compiled)
+    assert calls == [total_loss]
 
 
 def test_double_precision_stays_double_in_evaluation() -> None:

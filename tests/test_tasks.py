@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import html
 import math
@@ -21,13 +22,14 @@ from torchmetrics.text import Perplexity
 
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
-from speechformer.corpora.special_tokens import IGNORE, UNKNOWN
+from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.batches import EvaluationBatches
 from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
+from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks import optim
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify, cross_entropy
@@ -364,3 +366,77 @@ def test_a_classifier_that_predicts_one_class_alone_says_so(
 def test_words_are_not_markdown() -> None:
     text = "a|b*c_d`e<f>[g]# 😀 שלום"
     assert html.unescape(markdown.markdown(escape_markdown(text))) == f"<p>{text}</p>"
+
+
+WAITING = """
+task=classify
+task=lm
+task=lm model=rope pattern=window recipe.label_smoothing=0.1
+task=lm model=nope attention=gated_delta
+task=lm attention=sink attention.kv_heads=1 attention.conv=4 architecture.output_softcap=30
+task=translate
+task=probe probe=recall
+"""
+
+
+@pytest.mark.parametrize("words", WAITING.strip().splitlines())
+def test_a_training_step_waits_for_no_value_of_an_accelerator(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's meta device. Its tensors have no values, so `.item()`, `nonzero` and `.cpu()` fail."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **options: contextlib.nullcontext())  # meta has none
+    corpus = [] if "probe=" in words else ["corpus=sample"]
+    config = as_plain(compose(*TINY[1:], *words.split(), *corpus))
+    data = build_data(config, load(config))
+    task: Any = TASKS[config["task"]["name"]].from_config(config, data)
+    task.attach(data)
+    steps = {"accumulate_grad_batches": 1, "num_training_batches": 9, "global_step": 0, "log_every_n_steps": 5}
+    task._trainer = SimpleNamespace(**steps)
+    batch = {name: tensor.to("meta") for name, tensor in next(iter(data.train_dataloader())).items()}
+    task.to("meta").training_step(batch, 0).backward()
+    if task.no_ensemble is None and "attention" not in words:
+        ensemble = stack_models([task.model] * 2, DropoutGenerators([task.generator] * 2))
+        both = {name: torch.cat([tensor] * 2) for name, tensor in batch.items()}
+        task.member_losses(ensemble, both, 2)[0].sum().backward()
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        task.tokens.item()
+
+
+@pytest.mark.parametrize("ignored", [PAD, IGNORE])
+def test_ignored_targets_do_not_count(ignored: int) -> None:
+    """Oracle: cross-entropy of the others alone. In bfloat16 the CPU takes the path of accelerators."""
+    torch.manual_seed(0)
+    weight, hidden, targets = torch.randn(40, 8), torch.randn(30, 8), torch.randint(4, 40, (30,))
+    targets[20:] = ignored
+    weight, hidden = weight.bfloat16(), hidden.bfloat16().requires_grad_()
+    ours = next_token_loss(weight, None, hidden, targets, ignored=ignored)
+    expected = F.cross_entropy(F.linear(hidden[:20], weight).float(), targets[:20])
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("build", [language_model, classifier])
+def test_an_ensemble_is_measured_as_each_of_its_members(build: Callable[[], Any]) -> None:
+    """Oracle: each member by itself. One that has diverged is left out."""
+    tasks = [build().eval() for _ in range(3)]
+    for k, task in enumerate(tasks):
+        for parameter in task.parameters():
+            torch.nn.init.normal_(parameter, std=0.1 * (k + 1))
+    ids = torch.randint(2, 30, (4, 9), generator=torch.Generator().manual_seed(0))
+    targets = ids[:, 1:].clone()
+    targets[0, :3], targets[1, 2:5] = IGNORE, UNKNOWN
+    batch = {"part": ("validation", ""), "ids": ids[:, :-1], "targets": targets, "labels": torch.tensor([0, 1, 2, 1])}
+    ensemble = stack_models([task.model for task in tasks], DropoutGenerators([torch.Generator()] * 3)).eval()
+    measured = []
+    with torch.inference_mode():
+        for at_once in (False, True):
+            for task in tasks:
+                task.begin_evaluation()
+            tasks[2].diverged_at = 1  # is not measured
+            if at_once:
+                output = tasks[0].forward_batch(ensemble, {**batch, "ids": batch["ids"].repeat(3, 1)})
+                tasks[0].update_members(tasks, ensemble, output, batch)
+            else:
+                for task in tasks[:2]:
+                    task.evaluate_batch(batch)
+            measured.append([{name: float(m.compute()) for name, m in task.measured.items()} for task in tasks])
+    assert measured[0][0] != measured[0][1] and not measured[0][2] and len(measured[0][0]) > 1
+    for ours, alone in zip(*measured[::-1]):
+        assert ours == pytest.approx(alone, rel=1e-5)

@@ -25,7 +25,7 @@ from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import all_pairs
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
-# benchmarks/attention.py and benchmarks/gpu.py measure both sides of these limits:
+# benchmarks/attention.py and gpu.py measure both sides of these limits, limits.py fits them:
 FLEX_MIN_PAIRS, FLEX_MIN_LENGTH, FLEX_MIN_WIDTH = 1 << 26, 1024, 16  # pairs of all sequences; the width is torch's
 PARTIAL_TILES = 0.25  # most, of all: for each pair of such a tile FlexAttention evaluates the pattern
 SPARSE_MIN_LENGTH, SPARSE_MIN_ON_GPU = 512, 16_384  # there small products take no less time than large ones

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from speechformer.corpora.special_tokens import IGNORE
+from speechformer.kernels.flex import compiled_function
+
 CPU_ROWS, CACHED_ROWS = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
+ACCELERATOR_ROWS = 16_384  # of logits in memory at once
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -67,20 +71,40 @@ def next_token_loss(
     targets_R: Tensor,
     smoothing: float = 0.0,
     softcap: float | None = None,
+    ignored: int = IGNORE,
+    compiled: bool = False,
 ) -> Tensor:
     """Return the mean cross-entropy, in nats, of R targets under the logits of R hidden states and a linear layer.
 
     The logits are computed in chunks that fit into the cache of a CPU or the memory of an accelerator. `smoothing` is
     the probability that all tokens share (Szegedy et al. 2016, section 7), and `softcap` that of `CappedLinear`.
+
+    Args:
+        ignored: targets that do not count; while a CPU trains there must be none.
+        compiled: whether an accelerator trains with the output layer and the loss as one compiled function.
     """
     on_cpu = hidden_RD.device.type == "cpu"
     is_plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     if on_cpu and is_plain and smoothing == 0 and softcap is None and torch.is_grad_enabled():
         return ChunkedLoss.apply(hidden_RD, weight_VD, bias_V, targets_R)
-    losses, rows = [], CPU_ROWS if on_cpu else 16384
-    for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
-        logits = F.linear(hidden, weight_VD, bias_V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logits = logits if softcap is None else softcap * (logits / softcap).tanh()
-        losses.append(F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing))
-    return torch.stack(losses).sum() / max(len(targets_R), 1)
+    total = compiled_function(total_loss) if compiled and not on_cpu and torch.is_grad_enabled() else total_loss
+    rows = CPU_ROWS if on_cpu else ACCELERATOR_ROWS
+    chunks = zip(hidden_RD.split(rows), targets_R.split(rows))
+    losses = [total(weight_VD, bias_V, *chunk, smoothing, softcap, ignored) for chunk in chunks]
+    return torch.stack(losses).sum() / (targets_R != ignored).sum().clamp(min=1)
+
+
+def total_loss(
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    hidden_RD: Tensor,
+    targets_R: Tensor,
+    smoothing: float,
+    softcap: float | None,
+    ignored: int,
+) -> Tensor:
+    """Return the sum of the cross-entropies of `next_token_loss`."""
+    logits = F.linear(hidden_RD, weight_VD, bias_V)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits if softcap is None else softcap * (logits / softcap).tanh()
+    return F.cross_entropy(logits, targets_R, ignore_index=ignored, reduction="sum", label_smoothing=smoothing)

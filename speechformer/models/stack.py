@@ -249,7 +249,7 @@ class RecurrentStack(nn.Module):
     """
 
     max_length: int | None = None
-    can_unpad = False  # its cells skip padding themselves
+    can_unpad = is_compiled = False  # its cells skip padding themselves
 
     def __init__(
         self,

@@ -47,6 +47,11 @@ def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
     return torch.stack([*logs]).logsumexp(dim=0) - math.log(len(logs))
 
 
+def scored_rows(is_scored: Tensor) -> Tensor | slice:
+    """Return the indices of what is scored, or on an accelerator all: it would wait to learn how many there are."""
+    return is_scored.flatten().nonzero().flatten() if is_scored.device.type == "cpu" else slice(None)
+
+
 def ends_logged_step(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Return whether this batch completes an optimizer step that is logged."""
     batches = batch_idx + 1
@@ -247,6 +252,15 @@ class Task(pl.LightningModule):
     def update_metrics(self, output: Tensor, batch: Batch) -> None:
         """Add what `forward_batch` returned to `measured`."""
         raise NotImplementedError
+
+    def update_members(self, tasks: Sequence[Any], model: Any, output: Tensor, batch: Batch) -> None:
+        """Add an evaluation batch to `measured` of some tasks, from what `forward_batch` returned for their ensemble.
+
+        Override this if an accelerator can do it for all at once.
+        """
+        for task, rows in zip(tasks, output.chunk(len(tasks))):
+            if task.diverged_at is None:
+                task.update_metrics(rows, batch)
 
     def evaluate_average(self, batch: Batch) -> None:
         """Add an evaluation batch to `measured`, where the mean of the probabilities of `averaged_tasks` decides.

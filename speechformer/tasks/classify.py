@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import PAD
@@ -21,6 +20,7 @@ from speechformer.data.batches import Batch, Example, Rows
 from speechformer.data.speeches import SentenceData
 from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
+from speechformer.metrics.accuracy import Accuracy
 from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.naive_bayes import NaiveBayes
@@ -177,25 +177,36 @@ class Classify(Task):
         return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
 
     def new_metric(self) -> Metric:
-        options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
-        return MulticlassAccuracy(len(self.classes), **options).to(self.device)
+        return Accuracy(sync_on_compute=False)  # of numbers that are on the host
 
     def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
         logits_BC = model(batch["ids"])
         return logits_BC if self.counts is None else self.counts.add(batch["ids"], logits_BC)
 
     def update_metrics(self, logits: Tensor, batch: Batch) -> None:
-        (split, _), labels = batch["part"], batch["labels"]
-        if "row" in batch and len(self.predicted):
-            self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
-        self.measured[f"{split}_accuracy"].update(logits, labels)
-        for name, metric_class in MORE_METRICS.items():
-            if f"{split}_{name}" not in self.measured:
-                self.measured[f"{split}_{name}"] = metric_class(len(self.classes)).to(self.device)
-            self.measured[f"{split}_{name}"].update(logits, labels)
-        for name, chosen in groups_of(batch, self.classes).items():
-            if chosen.any():
-                self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
+        self.update_members([self], None, logits, batch)
+
+    def update_members(self, tasks: Sequence[Any], model: Any, output: Tensor, batch: Batch) -> None:
+        (split, _), labels, rows = batch["part"], batch["labels"], batch.get("row")
+        logits_KBC = output.view(len(tasks), -1, output.shape[-1])
+        predicted_KB = logits_KBC.argmax(dim=-1)
+        groups = {"": torch.ones_like(labels, dtype=torch.bool), **groups_of(batch, self.classes)}
+        chosen_GB = torch.stack([*groups.values()])
+        right_KGB = (predicted_KB == labels)[:, None] & chosen_GB
+        counts_G, *right_KG = torch.cat([chosen_GB[None], right_KGB]).sum(dim=-1).tolist()
+        on_cpu = None if rows is None else (rows.cpu(), predicted_KB.cpu())
+        for k, task in enumerate(tasks):
+            if task.diverged_at is not None and len(tasks) > 1:
+                continue
+            if on_cpu is not None and len(task.predicted):
+                task.predicted[on_cpu[0]] = on_cpu[1][k]
+            for name, right, count in zip(groups, right_KG[k], counts_G):
+                if count:
+                    task.measured["_".join(filter(None, (split, "accuracy", name)))].update(right, count)
+            for name, metric_class in MORE_METRICS.items():
+                if f"{split}_{name}" not in task.measured:
+                    task.measured[f"{split}_{name}"] = metric_class(len(self.classes)).to(self.device)
+                task.measured[f"{split}_{name}"].update(logits_KBC[k], labels)
 
     def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         block_size = self.hparams["architecture"]["block_size"]

@@ -25,7 +25,7 @@ from speechformer.data.speeches import StreamData, TextSize
 from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
-from speechformer.kernels.loss import next_token_loss
+from speechformer.kernels.loss import ACCELERATOR_ROWS, next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.mixture import CountsMixture
@@ -226,8 +226,10 @@ class LanguageModel(Task):
 
     def loss(self, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy of targets, in nats."""
-        output = self.model.output
-        return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, self.model.softcap)
+        output, softcap, compiled = self.model.output, self.model.softcap, self.model.decoder.is_compiled
+        return next_token_loss(
+            output.weight, output.bias, hidden_RD, targets_R, smoothing, softcap, compiled=compiled
+        )
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows, of which attention may keep documents apart."""
@@ -269,6 +271,31 @@ class LanguageModel(Task):
             loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
         if tokens:
             self.measured[f"{split}_known_{metric}"].update(loss, tokens)
+
+    def update_members(self, tasks: Sequence[Any], model: Any, output: Tensor, batch: Batch) -> None:
+        if self.mixture_metric is not None:
+            super().update_members(tasks, model, output, batch)
+            return
+        (split, name), K = batch["part"], len(tasks)
+        metric, targets = "_".join(filter(None, ("perplexity", name))), batch["targets"].flatten()
+        scored = (targets != IGNORE).nonzero().flatten()
+        targets, hidden_KRD = targets[scored], output.view(K, -1, output.shape[-1])[:, scored]
+        rows = -(-ACCELERATOR_ROWS // K)
+        losses_KR = torch.cat(
+            [
+                F.cross_entropy(model.output(h).float().flatten(0, 1), t.repeat(K), reduction="none").view(K, -1)
+                for h, t in zip(hidden_KRD.split(rows, dim=1), targets.split(rows))
+            ],
+            dim=1,
+        )
+        chosen = {"": losses_KR}
+        if split in ("validation", "test"):
+            chosen["known_"] = losses_KR[:, targets != self.unknown]
+        for prefix, losses in chosen.items():
+            if number := losses.shape[1]:
+                for task, loss in zip(tasks, losses.mean(dim=1)):
+                    if task.diverged_at is None:
+                        task.measured[f"{split}_{prefix}{metric}"].update(loss, number)
 
     def logs(self, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
         """Return log p of targets, in nats, [R]."""

@@ -19,7 +19,7 @@ from speechformer.escape import escape_markdown
 from speechformer.kernels.loss import next_token_loss
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
-from speechformer.tasks.base import Task
+from speechformer.tasks.base import Task, scored_rows
 from speechformer.tasks.view import View
 
 
@@ -114,7 +114,7 @@ class ProbeTask(Task):
         return cls(cls.architecture_arguments(config, data), config["recipe"], lengths, groups)
 
     def training_loss(self, batch: Batch) -> Tensor:
-        scored = (batch["targets"] != IGNORE).flatten().nonzero().flatten()
+        scored = scored_rows(batch["targets"] != IGNORE)
         hidden = self.model.hidden(batch["ids"], token_mask_BT=batch["ids"] != PAD).flatten(0, 1)[scored]
         targets = batch["targets"].flatten()[scored]
         output, smoothing = self.model.output, self.recipe["label_smoothing"]

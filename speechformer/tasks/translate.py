@@ -23,7 +23,7 @@ from speechformer.metrics.bleu import bleu, score_test, signatures
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
-from speechformer.tasks.base import Task, log_of_mean
+from speechformer.tasks.base import Task, log_of_mean, scored_rows
 from speechformer.tasks.text import TextInputs
 from speechformer.tasks.view import View
 
@@ -114,16 +114,16 @@ class Translate(Task):
 
     def training_loss(self, batch: Batch) -> Tensor:
         source, targets = batch["source"], batch["target"][:, 1:]
-        scored = (targets != PAD).flatten().nonzero().flatten()
-        loss = self.loss(batch, scored, self.recipe["label_smoothing"])
-        self.tokens += (source != PAD).sum() + len(scored)
+        is_scored = targets != PAD
+        loss = self.loss(batch, scored_rows(is_scored), self.recipe["label_smoothing"])
+        self.tokens += (source != PAD).sum() + is_scored.sum()
         return loss
 
-    def loss(self, batch: Batch, scored: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return the mean loss of the targets with these indices in the flattened batch."""
+    def loss(self, batch: Batch, scored: Tensor | slice, smoothing: float = 0.0) -> Tensor:
+        """Return the mean loss of the targets with these indices in the flattened batch, without padding."""
         hidden = self.model.hidden(batch["source"], batch["target"][:, :-1]).flatten(0, 1)[scored]
         targets, output = batch["target"][:, 1:].flatten()[scored], self.model.output
-        return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
+        return next_token_loss(output.weight, output.bias, hidden, targets, smoothing, ignored=PAD)
 
     def begin_evaluation(self) -> None:
         super().begin_evaluation()

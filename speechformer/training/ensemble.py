@@ -130,10 +130,8 @@ class Ensemble(pl.LightningModule):
                 run.task.evaluate_batch(batch)
             return
         K = len(self.tasks)
-        outputs = self.first.forward_batch(self.model, {**batch, "ids": batch["ids"].repeat(K, 1)}).chunk(K)
-        for task, output in zip(self.tasks, outputs):
-            if task.diverged_at is None:
-                task.update_metrics(output, batch)
+        output = self.first.forward_batch(self.model, {**batch, "ids": batch["ids"].repeat(K, 1)})
+        self.first.update_members(self.tasks, self.model, output, batch)
 
     def on_validation_epoch_end(self) -> None:
         for run in self.active if not self.trainer.sanity_checking else ():
