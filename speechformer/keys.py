@@ -51,9 +51,10 @@ def suggest(key: str) -> str:
             for name in dotted(options.get(group, options), f"{group}."):
                 choices.setdefault(name, []).append(f"{group}={file.stem}")
     if needed := choices.get(key):
-        group, option = key.split(".", 1)
-        sweep = f"; a sweep can give it to one choice alone: '{group}=A,{{name:B,{option}:VALUE}}'"
-        return f" {key} needs {' or '.join(needed)} in the command{sweep if '.' not in option else ''}."
+        group, _, option = key.partition(".")
+        swept = group in ("model", "pattern", "attention")
+        sweep = f" A sweep can give it to one choice alone: '{group}=A,{{name:B,{option}:VALUE}}'." if swept else ""
+        return f" {key} needs {' or '.join(needed)} in the command.{sweep}"
     ends = {known: known.rpartition(".")[2] for known in choices if not known.endswith("name")}
     name = key.rpartition(".")[2]
     initials = "".join(word[:1] for word in name.split("_"))  # learning_rate: lr

@@ -88,7 +88,7 @@ def speeches_in(folder: Path) -> list[str]:
 def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path: Path) -> None:
     (tmp_path / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n" * 4)
     (tmp_path / "test_LM_x.txt").write_text("We mend the bridges.\n")
-    call(main, "corpus=speeches", f"corpus.root={tmp_path}", "--output", tmp_path / "out")
+    call(main, "corpus=speeches", "protocol=paper", f"corpus.root={tmp_path}", "--output", tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert names == ["lm_paper_kneser_ney_3", "lm_paper_kneser_ney_5", "lm_paper_unigram"]
 
@@ -97,4 +97,5 @@ def test_too_few_lines_for_a_classifier_are_an_error(tmp_path: Path) -> None:
     for name in ("train_CLS.tsv", "test_CLS.tsv"):
         (tmp_path / name).write_text("0\tWe mend.\n0\tWe build.\n")
     with pytest.raises(UserError, match="needs at least two classes with two training lines each"):
-        measure(["task=classify", "corpus=speeches", f"corpus.root={tmp_path}", "corpus.classes=[a,b]"], tmp_path)
+        own = ["corpus=speeches", f"corpus.root={tmp_path}", "corpus.classes=[a,b]"]
+        measure(["task=classify", "protocol=paper", *own], tmp_path)

@@ -161,7 +161,9 @@ def test_two_factors_are_an_axis_and_colours(tmp_path: Path) -> None:
 
 def test_a_baseline_is_a_line_at_its_value(tmp_path: Path) -> None:
     runs = [result("experiment=marsol_table1_full", f"seed={seed}", value=400.0 + seed) for seed in (0, 1)]
-    axis = figures_of(study_of(tmp_path, *runs, baseline("kneser_ney_5", "task=lm", value=401.5)))["dots"].axes[0]
+    axis = figures_of(study_of(tmp_path, *runs, baseline("kneser_ney_5", "task=lm", "protocol=paper", value=401.5)))[
+        "dots"
+    ].axes[0]
     assert ("None", 401.5) in {(line.get_marker(), line.get_xdata()[0]) for line in axis.lines}
 
 

@@ -328,7 +328,7 @@ def test_metrics_are_counted() -> None:
     assert metrics == pytest.approx(both)
 
 
-@pytest.mark.parametrize("words_of_run", ["model=learned", "model=rope protocol=clean"])
+@pytest.mark.parametrize("words_of_run", ["model=learned protocol=paper", "model=rope protocol=clean"])
 def test_a_run(words_of_run: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every part of a result, and the lengths that learned positions do not reach."""
     is_clean = "clean" in words_of_run

@@ -92,7 +92,7 @@ def test_the_same_settings_make_one_row(runs: tuple[tuple[str, ...], ...], tmp_p
 
 
 def test_other_corpora_protocols_studies_tasks_and_directions_never_meet(tmp_path: Path) -> None:
-    words = ((), ("protocol=clean",), ("protocol.vocabulary=task",), ("study=mine",), ("task=lm",))
+    words = ((), ("protocol=paper",), ("protocol.vocabulary=corpus",), ("study=mine",), ("task=lm",))
     runs = [result("seed=1", *own) for own in words] + [result("seed=2", sha256="b" * 64)]
     pairs = [translated("rope", seed, 20.0 + seed) for seed in range(4)]
     pairs[1]["corpus"]["languages"] = ["fr", "en"]
@@ -475,4 +475,4 @@ def test_an_unusual_result_is_shown(tmp_path: Path) -> None:
     printed, _ = call(main, tmp_path, "--output", tmp_path / "out", "--no-plots")
     text = " ".join(markdown_of(tmp_path / "out").split())
     assert f"{len(unusual)} results, 0 of them baselines ({len(unusual)} finished), in 2 sections." in text
-    assert "Left out" not in text and "2024 (speeches, paper)" in printed
+    assert "Left out" not in text and "2024 (speeches, clean)" in printed

@@ -36,6 +36,7 @@ def trained(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         lines = known.read_bytes().splitlines(keepends=True)
         (root / file.name).write_bytes(b"".join(lines[:60] if "train" in file.name else lines[:12]))
     options = ["task=translate", "corpus=ted", f"corpus.root={root}", "trainer.accelerator=cpu", "eval_interval=100"]
+    options.append("protocol=paper")
     return folder, execute(compose(*options, *LEARNS), folder)
 
 
