@@ -22,6 +22,7 @@ from speechformer.errors import UserError, pick, unknown
 from speechformer.keys import CONF, load_plain, setting, suggest
 from speechformer.models.options import Architecture, check_attention
 from speechformer.options import Amount, Count, Few, Named, Options, Positive, Rate, Size, Whole, check, options_of
+from speechformer.paths import expand_override
 from speechformer.process import standard_state
 from speechformer.runs.rank import count_devices
 from speechformer.tasks.options import TASK_OPTIONS, Recipe
@@ -219,7 +220,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
     try:
         with own_hydra(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose("config", overrides=list(overrides))
+            return hydra.compose("config", overrides=list(map(expand_override, overrides)))
     except Exception as error:  # Hydra raises almost any
         raise UserError(explain(error, overrides)) from error
 

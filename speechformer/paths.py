@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-HYDRAS = re.compile(r"""(\+*hydra\.[\w.]*(?:dir|folder)=)(["']?)(~.*?)\2""")  # an override: key, quote, path
+# an override: key, quote, path or URI
+OF_HOME = re.compile(r"""(\+*[\w./@]+=)(["']?)((?:\w+:/{2,3})?~(?:[\w./-][^,]*)?)\2""")
 
 
 def path_of(text: str | Path) -> Path:
@@ -21,9 +22,9 @@ def expand_uri(text: str) -> str:
 
 
 def expand_override(word: str) -> str:
-    """Return a word of a command line, with the path of a folder of Hydra's that it sets expanded, and in quotes."""
-    if match := HYDRAS.fullmatch(word):
+    """Return a word of a command line, KEY=VALUE, with a path that begins with `~` expanded, and in quotes."""
+    if match := OF_HOME.fullmatch(word):
         key, quote, path = match.groups()
         quote = quote or '"'
-        return f"{key}{quote}{path_of(path)}{quote}"
+        return f"{key}{quote}{expand_uri(path)}{quote}"
     return word

@@ -69,14 +69,16 @@ def test_a_pattern_can_be_given_and_the_rest_is_decided(a_language_model: Path) 
         check_overrides(config, ["width=8"])
 
 
-@pytest.mark.parametrize(("word", "is_said"), [("trainer.max_steps=2", True), ("width=4", False)])
+@pytest.mark.parametrize(
+    ("word", "is_said"), [("trainer.max_steps=3", True), ("trainer.max_steps=1", False), ("width=4", False)]
+)
 def test_a_run_says_which_finished_one_is_shorter(
     word: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = [*TINY, "trainer.max_steps=1"]
+    words = [*TINY, "trainer.max_steps=2"]
     execute(compose(*words), tmp_path / "a_1")
     execute(compose(*words, word), tmp_path / "a_2")
-    said = f"{tmp_path / 'a_1'} is this run with trainer.max_steps=1, and has finished."
+    said = f"{tmp_path / 'a_1'} is this run with trainer.max_steps=2, and has finished."
     assert (said in caplog.text) == is_said
 
 
@@ -85,6 +87,7 @@ def test_a_run_says_which_finished_one_is_shorter(
     [
         ("task=classify", "finished", "is a run of task=lm; set task=lm"),
         ("task=lm", "failed", "the run has not finished; let the same command resume it"),
+        ("task=lm", "finished", "tokenizer.json is not the one that the run trained with"),
         ("task=lm", "diverged", "the run diverged"),
     ],
 )
@@ -93,5 +96,17 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(
 ) -> None:
     run = Path(shutil.copytree(a_language_model, tmp_path / "run"))
     write_result(run, read_result(run) | {"status": status, "error": "x"})
+    if "tokenizer" in message:
+        (run / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes() + b" ")
     with pytest.raises(UserError, match=message):
         as_plain(compose(word, f"init_from={run}"))
+
+
+@pytest.mark.parametrize("word", ["probe=recall", "probe.symbols=9"])
+def test_a_probe_goes_on_from_the_same_symbols(word: str, tmp_path: Path) -> None:
+    words = [*TINY[1:], "task=probe", "probe=copy", "recipe.warmup_steps=0"]
+    execute(compose(*words, "trainer.max_steps=1"), tmp_path / "run")
+    on = ["task=probe", "probe=copy", f"init_from={tmp_path / 'run'}"]
+    assert as_plain(compose(*on, "probe.test_lengths=[30]"))["width"] == 8
+    with pytest.raises(UserError, match="a probe with other settings; only lengths may differ"):
+        as_plain(compose(*on, word))

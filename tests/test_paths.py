@@ -33,9 +33,11 @@ def test_an_argument_of_a_command(words: list[str], home: Path) -> None:
     assert parser.parse_args(words).place == home / "x"
 
 
-@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir", "+hydra.launcher.submitit_folder"])
+@pytest.mark.parametrize(
+    "key", ["hydra.run.dir", "hydra.sweep.dir", "+hydra.launcher.submitit_folder", "corpus.root", "init_from"]
+)
 @pytest.mark.parametrize("value", ["~/x", '"~/x"', "'~/x'"])
-def test_a_folder_of_hydras(key: str, value: str, home: Path) -> None:
+def test_a_path_of_a_key(key: str, value: str, home: Path) -> None:
     parsed = OverridesParser.create().parse_override(expand_override(f"{key}={value}"))
     assert (parsed.get_key_element(), parsed.value()) == (key, str(home / "x"))
 

@@ -291,6 +291,15 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
         lambda f: change_weights(f, lambda w: w.update({Q: torch.ones(3, 16)})),
         rf"{Q} \[3, 16\] .*does not fit the sizes",
     ),
+    *(  # shapes that could be broadcast, or whose parts have as many rows together
+        (lambda f, t=tensors: change_weights(f, lambda w: w.update(t)), "does not fit the sizes in config.json")
+        for tensors in (
+            {"model.norm.weight": torch.ones(1)},
+            {"model.embed_tokens.weight": torch.ones(1, 16)},
+            {Q: torch.ones(8, 16), Q.replace("q_proj", "k_proj"): torch.ones(16, 16)},
+        )
+    ),
+    (lambda f: change_weights(f, lambda w: w.update({"cls.bias": torch.ones(1)})), "has the tensor cls.bias"),
     (truncate, "model.safetensors is damaged"),
     (only_pickle, r"has no model.safetensors \(pytorch_model.bin is a pickle, which could run code; save it again"),
     (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
@@ -556,6 +565,12 @@ LOADED: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_config(f, problem_type="multi_label_classification"),
         "as only single_label_classification would",
     ),
+    ("llama", lambda f: change_config(f, vocab_size=10**9), r"sizes in .*config.json, which ask for \[10"),
+    (
+        "llama",
+        lambda f: change_config(f, num_key_value_heads=3),
+        "config.json, as settings of ours: attention.kv_heads",
+    ),
     ("llama", one_id_too_many, "tokenizer.json has a token of id .*, but .*config.json has vocab_size="),
     ("llama", lambda f: change_config(f, eos_token_id="</s>"), "config.json: eos_token_id must be an id below"),
     ("llama", lambda f: change_config(f, eos_token_id=[10**6]), r"or a list, not \[1000000\]"),
@@ -724,7 +739,7 @@ SPOIL: dict[str, Callable[[Path], object]] = {
         (["task=lm", "init_from={llama}", "model=alibi"], "init_from=.* decides model; remove it"),
         (["task=lm", "init_from={llama}", "architecture.norm=post"], "decides architecture.norm; remove it"),
         (["task=lm", "task.tokens=pretrained"], "task.tokens=pretrained is the tokenizer of a model: set init_from"),
-        (["task=lm", "init_from=nowhere"], "^nowhere has no config.json, so it is no folder of a model"),
+        (["task=lm", "init_from=nowhere"], "^nowhere: no such folder"),
         (["task=lm", "init_from={gpt2}", "block_size=33"], "block_size=33 is above the 32 learned positions"),
         (
             ["task=lm", "init_from={no_end}", "corpus=stories"],

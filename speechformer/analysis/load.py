@@ -22,7 +22,14 @@ from speechformer.corpora.load import load_tokenizer
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.errors import UserError, require
 from speechformer.layers.mechanisms import changed_options
-from speechformer.models.pretrained import WEIGHTS, class_names, is_pretrained, load_weights, read_architecture
+from speechformer.models.pretrained import (
+    WEIGHTS,
+    check_tensors,
+    class_names,
+    is_pretrained,
+    load_weights,
+    read_architecture,
+)
 from speechformer.models.stack import SOFTMAX
 from speechformer.paths import path_of
 from speechformer.process import standard_state
@@ -276,7 +283,7 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype | str = torch.float32
     Raises:
         UserError: a file is missing or damaged, or the model has no counterpart here; the key is named.
     """
-    directory = Path(folder)
+    directory = path_of(folder)
     weights_type = {str(each).removeprefix("torch."): each for each in DTYPES}.get(str(dtype).removeprefix("torch."))
     require(weights_type is not None, "dtype", "float32, bfloat16, float16 or float64", dtype)
     _, config, architecture = read_architecture(directory)
@@ -287,6 +294,7 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype | str = torch.float32
         arguments["classes"] = class_names(directory, config)
         architecture |= {"classes": len(arguments["classes"])}
     tokenizer = PretrainedTokenizer.of_folder(directory)
+    check_tensors(directory)  # before memory is taken
     with torch.random.fork_rng(devices=[]):
         task = TASKS[name](architecture=architecture, **arguments)  # type: ignore[call-arg]
     load_weights(task.model, directory)

@@ -142,7 +142,7 @@ def make_once(folder: Path, make: Callable[[], Iterable[str]]) -> None:
         known = dict[str, str]()
         with contextlib.suppress(FileNotFoundError, ValueError):
             known = json.loads(sums.read_bytes())
-        return bool(known) and file_sums(folder, known) == known
+        return bool(known) and isinstance(known, dict) and file_sums(folder, known) == known
 
     if are_whole():  # nothing is locked then, because we may be allowed only to read
         return

@@ -46,7 +46,7 @@ class Corpus:
     @property
     def identity(self) -> list[str]:
         """What the fingerprint of a run includes besides `sha256`."""
-        return self.classes
+        return list(map(nfc, self.classes))
 
 
 def speech_files(folder: Path) -> list[Path]:

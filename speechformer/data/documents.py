@@ -32,6 +32,7 @@ from speechformer.corpora.files import atomic_write, cache_directory, make_once,
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.batches import Part, Stream
 from speechformer.data.speeches import StreamData
 from speechformer.errors import UserError
@@ -116,6 +117,10 @@ class DocumentData(StreamData):
 
         The parts are those of the corpus, and "validation" if a share is held out.
         """
+        if isinstance(self.tokenizer, Tokenizer):  # of a run on speeches
+            raise UserError(
+                "init_from: that run has words of sentences; for documents take one with task.tokens=bpe."
+            )
         folder = self.path(self.tokenizer.as_json())
 
         def make() -> Iterable[str]:

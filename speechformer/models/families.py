@@ -322,10 +322,9 @@ def family_of(architecture: Config, source: Config | None = None) -> tuple[Famil
     missing, family = closest
     one, two = filled_in(architecture), filled_in(family.architecture(family.config(architecture)))
     shown = [f"{key}: {readable(two[key])} (here {readable(one[key])})" for key in missing]
-    more = f"; and {len(shown) - 4} more" if len(shown) > 4 else ""
     raise UserError(
         f"No family of Hugging Face's models ({', '.join(FAMILIES)}) has these settings; the closest, {family.type}, "
-        f"has other ones: {'; '.join(shown[:4])}{more}."
+        f"has other ones: {'; '.join(shown)}."
     )
 
 
@@ -601,7 +600,7 @@ class Gemma2(Llama):
 class GptOss(Llama):
     type, head, slides, alternates = "gpt_oss", "GptOssForCausalLM", True, True
     activations: ClassVar = {"swiglu_clamped": "silu"}
-    defaults: ClassVar = {**Llama.defaults, "rms_norm_eps": 1e-5, "sliding_window": 128}
+    defaults: ClassVar = {**Llama.defaults, "rms_norm_eps": 1e-5, "sliding_window": 128, "rope_theta": 150_000.0}
     fixed: ClassVar = {
         **{"attention_bias": True, "num_local_experts": 1, "num_experts_per_tok": 1},
         **{"swiglu_alpha": 1.702, "swiglu_limit": 7.0},

@@ -22,18 +22,21 @@ from speechformer.corpora.files import decode, file_sums, read_file, read_json
 from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS, PretrainedTokenizer
 from speechformer.errors import UserError
 from speechformer.keys import CONF, load_plain
+from speechformer.models.classifier import EncoderClassifier
+from speechformer.models.decoder import Decoder
 from speechformer.models.families import FAMILIES, Config, Family, family_of, no_counterpart
 from speechformer.models.options import SIZES
 from speechformer.paths import path_of
 from speechformer.runs.find import find_checkpoint
 from speechformer.runs.folder import PRETRAINED, RESULT
+from speechformer.runs.folder import sha256 as sha256_of_file
 
 INDEX = "model.safetensors.index.json"
 # Beside them, what training does not change
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SMALL_FILES = (CONFIG, "generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", CHAT_TEMPLATE)
-# tensors of older versions that are no weights, and those of heads for other purposes
-NO_WEIGHTS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)$|^cls\.")
+# tensors of older versions that are no weights
+NO_WEIGHTS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)$")
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of the norms of early BERTs
 DTYPES = ("F64", "F32", "F16", "BF16")  # that are not quantised
 
@@ -117,7 +120,7 @@ def settings_of(config: Config) -> Config:
         UserError: the folder has no model for the config's task.
     """
     folder = path_of(config["init_from"])
-    if (folder / RESULT).exists():
+    if not is_pretrained(folder):
         return settings_of_run(config, folder)
     family, _, architecture = read_architecture(folder)
     if architecture["model"]["name"] == "learned" and config["block_size"] > architecture["block_size"]:
@@ -131,8 +134,7 @@ def settings_of(config: Config) -> Config:
     end = PretrainedTokenizer.of_folder(folder).end
     if task == "lm" and config["corpus"]["name"] in ("text", "stories") and end is None:
         raise UserError(f"{folder / CONFIG}: eos_token_id, the token that ends a document, is missing; set it.")
-    with opened(folder):  # what is wrong with a file is said before a corpus is read
-        pass
+    check_tensors(folder, new_classifier=True)  # what is wrong with a file is said before a corpus is read
     groups = {
         group: load_plain(CONF / group / f"{architecture[group]['name']}.yaml") | architecture[group]
         for group in ("model", "pattern", "attention")
@@ -155,6 +157,10 @@ def settings_of_run(config: Config, folder: Path) -> Config:
     own, task, length = result["config"], result["task"], config["block_size"]
     if config["task"]["name"] != task:
         raise UserError(f"init_from={folder} is a run of task={task}; set task={task}.")
+    if symbols_of(config) != symbols_of(own):
+        raise UserError(f"init_from={folder} is a run of a probe with other settings; only lengths may differ.")
+    if result.get("tokenizer_sha256") not in (None, sha256_of_file(folder / TOKENIZER)):
+        raise UserError(f"{folder / TOKENIZER} is not the one that the run trained with: its sha256 differs.")
     if own["model"]["name"] == "learned" and length > own["block_size"]:
         raise UserError(f"block_size={length} is above the {own['block_size']} learned positions of {folder}.")
     decided = {key: own[key] for key in (*SIZES, "vocab_size", "model", "attention", "architecture")}
@@ -167,14 +173,21 @@ def settings_of_run(config: Config, folder: Path) -> Config:
     return {**config, **decided, "init_from": {"folder": str(folder), "sha256": digest}}
 
 
+def symbols_of(config: Config) -> Config:
+    """Return what decides the symbols of a probe, all but its lengths; {} of another task."""
+    return {key: value for key, value in (config.get("probe") or {}).items() if "length" not in key}
+
+
 def check_overrides(config: Config, overrides: Sequence[str]) -> None:
     """Raise a `UserError` if a command line sets what `init_from` decides."""
-    for key in (word.lstrip("+~").partition("=")[0] for word in overrides if config.get("init_from")):
-        if (
-            key.partition(".")[0] in (*SIZES, "vocab_size", "architecture", "model", "attention")
-            or key == "task.tokens"
-        ):
-            raise UserError(f"init_from={config['init_from']['folder']} decides {key}; remove it.")
+    if not config.get("init_from"):
+        return
+    groups = {*SIZES, "vocab_size", "architecture", "model", "attention"}
+    keys = [word.lstrip("+~").partition("=")[0] for word in overrides]
+    decided = [key for key in keys if key.partition(".")[0] in groups or key == "task.tokens"]
+    if decided:
+        it = "it" if len(decided) == 1 else "them"
+        raise UserError(f"init_from={config['init_from']['folder']} decides {', '.join(decided)}; remove {it}.")
 
 
 @contextlib.contextmanager
@@ -208,8 +221,29 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
         yield tensors
 
 
+def check_shape(folder: Path, name: str, tensor: Any, shape: list[int]) -> None:
+    """Raise a `UserError` unless a tensor of a file has this shape."""
+    if (own := tensor.get_shape()) != shape:
+        raise UserError(f"{folder}: {name} {own} does not fit the sizes in {CONFIG}, which ask for {shape}.")
+
+
+def check_tensors(folder: Path, new_classifier: bool = False) -> None:
+    """Compare the tensors of a folder with its config, without reading them; for errors see `load_weights`."""
+    _, config, architecture = read_architecture(folder)
+    classes = {"classes": 2 if new_classifier else len(class_names(folder, config))} if "pool" in architecture else {}
+    kind: Any = EncoderClassifier if classes else Decoder
+    try:
+        with torch.device("meta"):
+            model = kind(**architecture, **classes, dropout=0.0)
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}, as settings of ours: {error}") from None
+    load_weights(model, folder, new_classifier)
+
+
 def load_weights(model: nn.Module, folder: Path, new_classifier: bool = False) -> list[str]:
     """Load a folder's weights into a model of its architecture, which may have fewer learned positions.
+
+    Into a model on torch's "meta" device nothing is loaded, and only shapes are compared.
 
     Args:
         new_classifier: leave the layer of the classes as it is, and the pooler before it if the folder has none.
@@ -224,6 +258,7 @@ def load_weights(model: nn.Module, folder: Path, new_classifier: bool = False) -
     family, config, architecture = read_architecture(folder)
     heads, is_tied = family.heads(architecture, config), architecture.get("tied_output")
     state, new = model.state_dict(), list[str]()
+    table_rows = architecture["block_size"], config.get("type_vocab_size", 2)
     if is_tied:
         del state["output.weight"]
     with opened(folder) as tensors, torch.no_grad():
@@ -239,18 +274,32 @@ def load_weights(model: nn.Module, folder: Path, new_classifier: bool = False) -
                 raise UserError(f"{folder} lacks the tensor {missing[0]}, which a {family.type} of its config has.")
             names = [each if each in tensors else each.removeprefix(prefix) for each in names]
             unread -= {*names}
-            try:
-                loaded = conversion.load(heads, *(tensors[each][:].to(value.dtype) for each in names))
-                value.copy_(loaded[: len(value)] if name.endswith("positions.table.weight") else loaded)
-            except (RuntimeError, IndexError, ValueError):
-                shapes = " and ".join(f"{each} {tensors[each].get_shape()}" for each in names)
-                raise UserError(f"{folder}: {shapes} does not fit the sizes in {CONFIG}.") from None
+            parts = [[*part.shape] for part in conversion.save(heads, torch.empty(value.shape, device="meta"))]
+            if name.endswith("positions.table.weight"):
+                parts = [[rows, *part[1:]] for rows, part in zip(table_rows, parts)]
+            for each, part in zip(names, parts, strict=True):
+                check_shape(folder, each, tensors[each], part)
+            if value.is_meta:
+                continue
+            loaded = conversion.load(heads, *(tensors[each][:].to(value.dtype) for each in names))
+            value.copy_(loaded[: len(value)] if name.endswith("positions.table.weight") else loaded)
             if not value.isfinite().all():
                 raise UserError(f"{folder}: {' and '.join(names)} has NaN or infinite values.")
-    ignored = [*family.constants(architecture), *(["lm_head.weight", "embed_out.weight"] if is_tied else [])]
+        ignored = family.constants(architecture)
+        if is_tied:
+            ignored |= dict.fromkeys(("lm_head.weight", "embed_out.weight"), state["decoder.embedding.weight"])
+        for each in ignored.keys() & tensors.keys():
+            check_shape(folder, each, tensors[each], [*ignored[each].shape])
+            if each.count(".") == 1 and not ignored[each].is_meta and (tensors[each][:] != ignored[each]).any():
+                raise UserError(f"{folder}: {each} is not the embedding, as tie_word_embeddings in {CONFIG} says.")
     body = (prefix, family.blocks[1].removeprefix(prefix)) if new else ""  # other heads do not matter then
     unknown = unread - {*ignored}
-    more = sorted(name for name in unknown if not NO_WEIGHTS.search(name) and name.startswith(body))
+    of_bert = "cls." if family.type == "bert" else ()  # its heads for other purposes
+    more = sorted(
+        name
+        for name in unknown
+        if not NO_WEIGHTS.search(name) and name.startswith(body) and not name.startswith(of_bert)
+    )
     if more:
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
     return sorted({*new})

@@ -63,6 +63,9 @@ def add_jobs(sweep: Path, jobs: Mapping[Path, Overrides]) -> None:
         raise UserError(
             f"{sweep} holds {', '.join(sorted(others)[:3])} and no {SWEEP}, so it is no sweep's folder. {CHOOSE}"
         )
+    known = plan(sweep) if others else {}
+    if all(known.get(run) == job for run, job in dict(jobs).items()) and jobs:
+        return  # a sweep that is repeated may be read-only
     with FileLock(sweep / SWEEP_LOCK):
         planned = plan(sweep) | dict(jobs)
         runs.write_json(sweep / SWEEP, {"jobs": {os.path.relpath(run, sweep): list(planned[run]) for run in planned}})

@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.config import as_plain, compose
+from speechformer.corpora.documents import files_of_parts
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.pretrained import PretrainedTokenizer
@@ -96,7 +97,13 @@ def with_corpus(run: TrainedRun, folder: Path) -> TrainedRun:
     """
     if not run.is_pretrained:
         raise UserError(f"--corpus is for models from elsewhere; {run.directory} is a run, which has its corpus.")
-    run.require("generate")
+    if "generate" not in run.task.abilities:
+        raise UserError(f"--corpus measures the perplexity of a language model, and {run.directory} is none.")
+    if not any(part.startswith("test_") for part in files_of_parts(folder)):
+        raise UserError(
+            f"--corpus: {folder} has no test_LM_<name>.txt, and no folder test_LM_<name> of .txt files; it "
+            "needs one of these, and train_LM.txt or a folder train_LM."
+        )
     words = ["task=lm", "corpus=text", "protocol=paper", f"block_size={min(run.block_size, 1024)}"]
     places = {"corpus.root": folder.resolve(), "init_from": run.directory.resolve()}
     words += [f"{key}={quote(str(place))}" for key, place in places.items()]

@@ -142,7 +142,10 @@ def share(folder: RunFolder) -> Iterator[RunFolder]:
 
 
 def say_what_is_shorter(config: dict[str, Any], directory: Path, corpus_sha256: str) -> None:
-    """Say which finished run beside a new one differs from it in nothing but its length."""
+    """Say which finished run beside a new one differs from it in nothing but that it is shorter."""
+
+    def is_at_most(one: int | None, other: int | None) -> bool:
+        return one == other or other in (None, -1) or (one not in (None, -1) and one < other)
 
     def split(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         settings = identity.identity_settings(config)
@@ -154,7 +157,7 @@ def say_what_is_shorter(config: dict[str, Any], directory: Path, corpus_sha256: 
         if other is None or other["status"] != "finished" or other["corpus"]["sha256"] != corpus_sha256:
             continue
         other_length, other_settings = split(other["config"])
-        if other_settings == settings:
+        if other_settings == settings and all(is_at_most(other_length[key], length[key]) for key in length):
             was = ", ".join(f"trainer.{key}={value}" for key, value in other_length.items() if value != length[key])
             console.say(
                 f"{path.parent} is this run with {was}, and has finished. This one begins anew; init_from="
