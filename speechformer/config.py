@@ -161,6 +161,10 @@ def check_config(config: dict[str, Any]) -> None:
     if trainer.get("strategy") == "fsdp" and optimizer not in ("adam", "adamw"):
         reason = "needs whole matrices" if optimizer == "muon" else "cannot be fused"
         raise UserError(f"recipe.optimizer={optimizer} {reason} where machine=fsdp splits them; choose adamw.")
+    if trainer.get("strategy") == "fsdp" and config["task"]["data"] == "pairs":
+        raise UserError(
+            "machine=fsdp cannot train a translator: its devices would wait for each other; use machine=ddp."
+        )
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")

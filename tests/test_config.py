@@ -241,6 +241,12 @@ def test_devices_that_split_matrices_refuse_optimizers_of_whole_ones(optimizer: 
         as_plain(composed("machine=fsdp", *words))
 
 
+def test_devices_that_split_weights_refuse_a_translator() -> None:
+    as_plain(composed("machine=ddp", "task=translate"))
+    with pytest.raises(UserError, match="machine=fsdp cannot train a translator"):
+        as_plain(composed("machine=fsdp", "task=translate"))
+
+
 @pytest.mark.parametrize("machine", ["ddp", "fsdp"])
 def test_a_sweep_gives_each_run_one_device(machine: str) -> None:
     config: Any = OmegaConf.to_container(composed(f"machine={machine}"), resolve=True)

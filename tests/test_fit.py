@@ -643,15 +643,14 @@ def test_a_run_that_raises_leaves_its_traceback(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["ddp", "fsdp"])
+CLASSIFIER = ["task=classify", "trainer.max_epochs=2", "batch_size=11", "trainer.gradient_clip_val=0.5"]
+DOCUMENTS = [*SLOW_RUNS["documents"], "batch_size=9"]
+TRANSLATOR = ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"]
+
+
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["task=classify", "trainer.max_epochs=2", "batch_size=11", "trainer.gradient_clip_val=0.5"],
-        [*SLOW_RUNS["documents"], "batch_size=9"],
-        ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"],
-    ],
-    ids=["classify", "documents", "translate"],
+    ("words", "machine"),
+    [(CLASSIFIER, "ddp"), (CLASSIFIER, "fsdp"), (DOCUMENTS, "ddp"), (DOCUMENTS, "fsdp"), (TRANSLATOR, "ddp")],
 )
 def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(
     words: list[str], machine: str, tmp_path: Path
