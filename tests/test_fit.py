@@ -642,12 +642,12 @@ def test_a_run_that_raises_leaves_its_traceback(tmp_path: Path, monkeypatch: pyt
     assert run(tmp_path, *LM)["status"] == "finished"
 
 
-@pytest.mark.slow
 CLASSIFIER = ["task=classify", "trainer.max_epochs=2", "batch_size=11", "trainer.gradient_clip_val=0.5"]
 DOCUMENTS = [*SLOW_RUNS["documents"], "batch_size=9"]
 TRANSLATOR = ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "machine"),
     [(CLASSIFIER, "ddp"), (CLASSIFIER, "fsdp"), (DOCUMENTS, "ddp"), (DOCUMENTS, "fsdp"), (TRANSLATOR, "ddp")],
