@@ -157,14 +157,15 @@ def check_config(config: dict[str, Any]) -> None:
         )
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
-    optimizer = config["recipe"]["optimizer"]
-    if trainer.get("strategy") == "fsdp" and optimizer not in ("adam", "adamw"):
-        reason = "needs whole matrices" if optimizer == "muon" else "cannot be fused"
-        raise UserError(f"recipe.optimizer={optimizer} {reason} where machine=fsdp splits them; choose adamw.")
-    if trainer.get("strategy") == "fsdp" and config["task"]["data"] == "pairs":
-        raise UserError(
-            "machine=fsdp cannot train a translator: its devices would wait for each other; use machine=ddp."
-        )
+    if trainer.get("strategy") == "fsdp":
+        optimizer = config["recipe"]["optimizer"]
+        if optimizer not in ("adam", "adamw"):
+            reason = "needs whole matrices" if optimizer == "muon" else "cannot be fused"
+            raise UserError(f"recipe.optimizer={optimizer} {reason} where machine=fsdp splits them; choose adamw.")
+        if config["task"]["data"] == "pairs":
+            raise UserError(
+                "machine=fsdp cannot train a translator: its devices would wait for each other; use machine=ddp."
+            )
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")

@@ -110,3 +110,11 @@ def test_a_probe_goes_on_from_the_same_symbols(word: str, tmp_path: Path) -> Non
     assert as_plain(compose(*on, "probe.test_lengths=[30]"))["width"] == 8
     with pytest.raises(UserError, match="a probe with other settings; only lengths may differ"):
         as_plain(compose(*on, word))
+
+
+def test_words_of_sentences_are_none_of_documents(a_language_model: Path, tmp_path: Path) -> None:
+    words = ["task=lm", "corpus=stories", "corpus.documents=5", f"init_from={a_language_model}"]
+    with pytest.raises(
+        UserError, match="that run has words of sentences; for documents take one with task.tokens=bpe"
+    ):
+        execute(compose(*words, *STAYS), tmp_path / "run")

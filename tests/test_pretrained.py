@@ -310,6 +310,10 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
     ),
     (lambda f: change_config(f, model_type=["llama"]), r"model_type=\['llama'\] has no counterpart here"),
     (lambda f: (f / "config.json").write_text("[]"), "config.json holds no JSON object"),
+    (
+        lambda f: change_config(f, tie_word_embeddings=True),
+        "lm_head.weight is not the embedding, as tie_word_embeddings",
+    ),
     (lambda f: change_config(f, tie_word_embeddings="no"), "tie_word_embeddings='no' .* true or false would"),
     (lambda f: change_config(f, rms_norm_eps="1e-6"), "rms_norm_eps='1e-6' .* numbers would"),
     (lambda f: with_index(f, [1]), "model.safetensors.index.json holds no JSON object"),

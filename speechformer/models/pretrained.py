@@ -285,15 +285,17 @@ def load_weights(model: nn.Module, folder: Path, new_classifier: bool = False) -
             value.copy_(loaded[: len(value)] if name.endswith("positions.table.weight") else loaded)
             if not value.isfinite().all():
                 raise UserError(f"{folder}: {' and '.join(names)} has NaN or infinite values.")
-        ignored = family.constants(architecture)
-        if is_tied:
-            ignored |= dict.fromkeys(("lm_head.weight", "embed_out.weight"), state["decoder.embedding.weight"])
-        for each in ignored.keys() & tensors.keys():
-            check_shape(folder, each, tensors[each], [*ignored[each].shape])
-            if each.count(".") == 1 and not ignored[each].is_meta and (tensors[each][:] != ignored[each]).any():
+        constants = family.constants(architecture)
+        outputs = {"lm_head.weight", "embed_out.weight"} & tensors.keys() if is_tied else set()
+        for each in constants.keys() & tensors.keys():
+            check_shape(folder, each, tensors[each], [*constants[each].shape])
+        for each in outputs:
+            embedding = state["decoder.embedding.weight"]
+            check_shape(folder, each, tensors[each], [*embedding.shape])
+            if not embedding.is_meta and not torch.equal(tensors[each][:].to(embedding.dtype), embedding):
                 raise UserError(f"{folder}: {each} is not the embedding, as tie_word_embeddings in {CONFIG} says.")
     body = (prefix, family.blocks[1].removeprefix(prefix)) if new else ""  # other heads do not matter then
-    unknown = unread - {*ignored}
+    unknown = unread - constants.keys() - outputs
     of_bert = "cls." if family.type == "bert" else ()  # its heads for other purposes
     more = sorted(
         name

@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from speechformer.layers.attention import CrossAttention
 from speechformer.layers.block import Block
 
 
@@ -22,9 +21,6 @@ def split(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
     """Split the parameters of a module over the devices of a mesh, once; its `methods` gather them."""
     if isinstance(module, FSDPModule):
         return
-    for attention in module.modules():
-        if isinstance(attention, CrossAttention):
-            fully_shard(attention.kv, mesh=mesh)  # it also runs outside its block
     for block in module.modules():
         if isinstance(block, Block):
             fully_shard(block, mesh=mesh)
