@@ -53,6 +53,8 @@ def test_every_command_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(re.sub(r" [<>] \S+", "", bare(command)))
+    if words[0] == "srun":  # its options, then a command
+        words = words[words.index("python") :]
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command

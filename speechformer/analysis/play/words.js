@@ -136,13 +136,13 @@ const BYTES = new Map(SYMBOLS.map((symbol, byte) => [symbol, byte]));
 
 // The tokenizer of a run: `encode(text)` returns words and their ids, `text(id)` a token, `decode(ids)` a text.
 function makeTokenizer(spec) {
-  const ids = new Map(spec.vocabulary.map((word, id) => [word, id])), { unknown, end, padding } = spec;
+  const ids = new Map(spec.vocabulary.map((word, id) => [word, id])), { unknown, ends, padding } = spec;
   const id = (word) => ids.get(word) ?? unknown;
   if (spec.kind === "nltk") {
     const abbreviations = new Set(spec.abbreviations);
     const encode = (text) => splitWords(text.normalize("NFC"), abbreviations).map((word) => ({ word, id: id(word) }));
     const text = (k) => spec.vocabulary[k] ?? "<unk>";
-    return { encode, text, decode: (list) => joinWords(list.map(text)), unknown, end, padding };
+    return { encode, text, decode: (list) => joinWords(list.map(text)), unknown, ends, padding };
   }
   const bytesOf = (k) => { // a token that is written out in texts can have other symbols
     const symbols = Array.from(spec.vocabulary[k]);
@@ -172,17 +172,17 @@ function makeTokenizer(spec) {
     const body = (words) => split(words).flatMap((piece) => typeof piece === "number" ? [token(piece)] : pieces(piece));
     const encode = (words) => words ? [...spec.before.map(token), ...body(words), ...spec.after.map(token)] : [];
     const decode = (list) => decodeBytes(list.filter((k) => !spec.special.includes(k)).flatMap(bytesOf));
-    return { encode, text, decode, unknown, end, padding };
+    return { encode, text, decode, unknown, ends, padding };
   }
   const decode = (list) => {
-    const at = list.indexOf(end), before = at < 0 ? list : list.slice(0, at);
+    const at = list.findIndex((k) => ends.includes(k)), before = at < 0 ? list : list.slice(0, at);
     const body = before.filter((k) => k === unknown || (k > 3 && k < spec.vocabulary.length));
     if (spec.kind === "words") return body.map((k) => k === unknown ? " <unk>" : text(k)).join("").replace(/^ /, "");
     const bytes = body.flatMap((k) => k === unknown ? [...new TextEncoder().encode(" <unk>")] : bytesOf(k));
     return decodeBytes(bytes).replace(/^ /, "");
   };
   const encode = (words) => (` ${words.normalize("NFC")}`.match(SUBWORD) ?? []).flatMap(pieces);
-  return { encode, text, decode, unknown, end, padding };
+  return { encode, text, decode, unknown, ends, padding };
 }
 
 // Of a model from elsewhere: the pieces of a text, as text or, where a token is written out, as its id.
