@@ -348,10 +348,20 @@ def start(cfg: Any, folder: Path, told: Any) -> None:
         run_folder = members[0][1]
         with open(run_folder.path / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
-        best = {"metric": "test_accuracy", "value": None, "step": None, "chosen_on": "test"}
-        empty = {"metrics": {}, "config": {"task": {}}, "seconds_by_phase": {}, "machine": {"ensemble_size": 1}}
-        about = {"identity": run_folder.identity, "pid": os.getpid(), "best": best, **empty}
-        result = {"status": "finished", **about, **dict.fromkeys(("steps", "seconds", "tokens_per_second"), 0)}
+        result = {
+            "status": "finished",
+            "identity": run_folder.identity,
+            "pid": os.getpid(),
+            "best": {"metric": "test_accuracy", "value": None, "step": None, "chosen_on": "test"},
+            "metrics": {},
+            "summary": [["Test accuracy", "0 %"]],
+            "config": {"task": {}},
+            "machine": {"ensemble_size": 1},
+            "seconds_by_phase": {},
+            "steps": 0,
+            "seconds": 0,
+            "tokens_per_second": 0,
+        }
         run_folder.finish(result)
         return [result]
 
