@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from speechformer.corpora.files import write_file
 from speechformer.errors import ArgumentParser, UserError, run_command, unknown
 from speechformer.runs import identity
 
@@ -169,6 +170,7 @@ def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: in
     path = options.output / f"{name}.json"
 
     def run() -> None:
+        global BLOCK_SECONDS
         if options.show:
             print(format_tables(read_rows(path), columns))
             return
@@ -180,9 +182,10 @@ def main(doc: str | None, measures: Sequence[Part], columns: Columns, rounds: in
                 raise unknown(parser.prog, "part", part, parts)
         if sizes and not dry and "cores" in find_machine():  # a CPU
             raise UserError(f"there is no CUDA device here, which {parser.prog} needs.")
+        rounds, BLOCK_SECONDS = (1, 0.0) if dry else (options.rounds, BLOCK_SECONDS)
         for part in chosen:
             rows: list[Row] = []
-            for row in parts[part](options.rounds, *([sizes[dry]] if sizes else [])):
+            for row in parts[part](rounds, *([sizes[dry]] if sizes else [])):
                 rows.append(row)
                 record(path, rows)  # now, so that an interruption loses no measurement
             print(format_tables(rows, columns), flush=True)
@@ -197,5 +200,6 @@ def record(path: Path, rows: Sequence[Row]) -> None:
     rows[-1].commit = re.sub(r"(?<=^.{7})[0-9a-f]+", "", identity.commit() or "unknown")
     kept = [row for row in read_rows(path) if row.table not in {row.table for row in rows}] if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"rows": [asdict(row) for row in (*kept, *rows)]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content["rows"] = [asdict(row) for row in (*kept, *rows)]
+    write_file(path, f"{json.dumps(content, indent=1)}\n".encode())  # whole, if the process is killed meanwhile

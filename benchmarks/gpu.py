@@ -3,11 +3,15 @@
     ensemble    runs of 60 steps as one ensemble, against the first of them one after another
     large       a training step of a language model of GPT-2's size in bfloat16, compiled, and its share of the rate
                 of matrix products of 8,192 x 8,192: with few sequences, and with as many as the memory holds
+    optimizer   its update alone: AdamW fused, which runs use, for each tensor, and compiled
     graphs      runs with `compile=reduce-overhead`, evaluations, and tests of two lengths: one to its end, and one
                 that is stopped by the signal of a cluster and resumes
+    foreign     generation by a random Qwen3 of 135M parameters, as Hugging Face saves it, and the difference of its
+                logits: `load_pretrained` beside `transformers`, if that is installed
     mechanisms  a training step of a decoder of one layer in bfloat16, by mechanism and length, and its peak of
                 memory. Beside it, FlexAttention with capped scores and, if it is installed, flash-linear-attention
-    real        20 million tokens of stories at 30M parameters: a window against full attention, and the window again,
+    fsdp        a run with split parameters, as of `machine=fsdp`, on one GPU: killed and resumed, against one without
+    real        10 million tokens of stories at 30M parameters: a window against full attention, and the window again,
                 killed and resumed. The part `prepare` makes the stories before
     patterns    forward and backward of one causal layer's attention, 8 heads of width 64 in bfloat16, by length and
                 batch: FlexAttention, a dense mask, and our sparse blocks. Memory is
@@ -23,6 +27,7 @@ benchmarks/gpu.sh runs the parts with time limits, after the tests on a GPU. `--
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import logging
@@ -33,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,8 @@ from typing import Any
 from attention import PATTERNS
 from common import TASKS, Row, main, time_in_turns
 from steps import REPORT
+
+from speechformer.errors import one_sentence
 
 NAMES = ("window 256", "bigbird and window 64", "alibi, full")
 MIDDLE = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "block_size": 1024, "vocab_size": 8192}
@@ -53,6 +60,7 @@ MECHANISMS = {
     "gated delta": "attention=gated_delta",
     "window 256": "pattern=window pattern.window=256",
 }
+Sides = dict[str, tuple[list[str], signal.Signals | None]]  # overrides of runs, and the signal that each gets
 FREE = 0.9  # share of the memory that a batch may fill
 MOST_BATCH = 64
 
@@ -65,7 +73,8 @@ class Sizes:
         ensemble, members, alone, steps: overrides, runs of an ensemble, runs one after another, steps of each.
         large, batch, product: the decoder of `large`, its first batch, the size of the matrix product.
         heads, width, lengths, batches, most_tokens: of `patterns`, and of `mechanisms` with one sequence.
-        graphs, real, stories: overrides of runs.
+        graphs, fsdp, real, stories: overrides of runs.
+        foreign, prompt, generated: sizes of a Qwen3, tokens of its prompt, and how many it generates.
     """
 
     ensemble: str = ""
@@ -81,10 +90,14 @@ class Sizes:
     batches: Sequence[int] = (1, 2, 4, 8, 16)
     most_tokens: int = 65_536
     graphs: str = "machine=gpu compile=reduce-overhead eval_interval=50 trainer.max_steps=200 checkpoint_every=50"
-    stories: str = "corpus=stories corpus.documents=10000 corpus.words=2000"
+    fsdp: str = "machine=gpu trainer.max_steps=100 eval_interval=50 checkpoint_every=25"
+    foreign: Sequence[int] = (768, 12, 16, 2304, 1024, 32_768)
+    prompt: int = 256
+    generated: int = 32
+    stories: str = "corpus=stories corpus.documents=5000 corpus.words=2000"
     real: str = (
         "machine=gpu compile=default trainer.precision=bf16-mixed width=512 heads=8 layers=10 ff=2048 "
-        "block_size=1024 batch_size=64 trainer.max_steps=306 eval_interval=102 checkpoint_every=50"
+        "block_size=1024 batch_size=64 trainer.max_steps=153 eval_interval=51 checkpoint_every=50"
     )
 
 
@@ -99,12 +112,29 @@ DRY = Sizes(
     product=64,
     heads=2,
     width=16,
-    lengths=(256, 512),
+    lengths=(512,),
     batches=(1,),
     graphs=f"{SMALL} block_size=16",
+    fsdp=f"{SMALL} block_size=16",
+    foreign=(16, 2, 1, 16, 32, 64),
+    prompt=4,
+    generated=2,
     stories="corpus=stories corpus.documents=50",
     real=f"{SMALL} block_size=64",
 )
+
+
+@contextlib.contextmanager
+def left_out(what: str) -> Iterator[None]:
+    """Say on a GPU, in one sentence, that something fails, perhaps for lack of memory, and go on."""
+    import torch
+
+    try:
+        yield
+    except Exception as error:
+        if not torch.cuda.is_available():
+            raise
+        print(f"{what} is left out: {one_sentence(error)}", flush=True)
 
 
 def measure_ensemble(rounds: int, sizes: Sizes) -> Iterator[Row]:
@@ -148,24 +178,35 @@ def measure_large(rounds: int, sizes: Sizes) -> Iterator[Row]:
     import torch
     from workloads import DEVICE, build_decoder_step
 
+    from speechformer.training.runtime import free_memory, peak_bytes, reset_peak
+
     shape = dict(zip(("width", "heads", "layers", "ff", "block_size", "vocab_size"), sizes.large))
-    B, T, size, on_gpu = sizes.batch, shape["block_size"], sizes.product, DEVICE.type == "cuda"
+    B, T, size = sizes.batch, shape["block_size"], sizes.product
+    on_gpu = DEVICE.type == "cuda"  # a compiler for a CPU takes longer than all the rest of a dry run
     a, b = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16)
     product = time_in_turns({"product": functools.partial(torch.matmul, a, b)}, rounds)["product"]
-    for k, compiled_loss in enumerate((True, True, False)):
-        torch._dynamo.reset()  # another number of sequences is compiled for itself
-        step, count = build_decoder_step(shape, GELU, B, True, compiled=True, compiled_loss=compiled_loss)
+    del a, b
+
+    def measure(B: int, compiled_loss: bool) -> tuple[Row, int]:
+        reset_peak(DEVICE)
+        step, count = build_decoder_step(shape, GELU, B, True, compiled=on_gpu, compiled_loss=compiled_loss)
         seconds = time_in_turns({"speechformer": step}, rounds)
         # causality needs half of the products of attention
         flops = (6 * count + 6 * shape["layers"] * shape["width"] * T) * B * T
         facts: dict[str, Any] = {"tokens": B * T, "flops": flops, "matmul_rate": 2 * size**3 / min(product)}
+        facts["bytes"] = {"speechformer": peak_bytes(DEVICE)}
         loss = "compiled" if compiled_loss else "not compiled"
         name = f"{count / 1e6:.0f}M parameters, {B} x {T:,} tokens, bfloat16, loss {loss}"
-        if on_gpu:
-            facts["bytes"] = {"speechformer": torch.cuda.max_memory_allocated()}
-            if k == 0:
-                B = most_sequences(count, facts["bytes"]["speechformer"], B, torch.cuda.mem_get_info()[1])
-        yield Row("a training step of a large model", name, seconds, facts)
+        return Row("a training step of a large model", name, seconds, facts), count
+
+    for k, compiled_loss in enumerate((True, True, False) if on_gpu else (True,)):
+        torch._dynamo.reset()  # another number of sequences is compiled for itself
+        free_memory()  # of the model before
+        with left_out(f"{B} x {T:,} tokens"):
+            row, count = measure(B, compiled_loss)
+            yield row
+            if k == 0 and on_gpu:
+                B = most_sequences(count, row.facts["bytes"]["speechformer"], B, torch.cuda.mem_get_info()[1])
 
 
 def most_sequences(parameters: int, peak: int, B: int, memory: int) -> int:
@@ -175,6 +216,28 @@ def most_sequences(parameters: int, peak: int, B: int, memory: int) -> int:
     """
     each = (peak - 16 * parameters) / B
     return min(MOST_BATCH, 2 ** int(math.log2(max(1, (FREE * memory - 16 * parameters) / each))))
+
+
+def measure_optimizer(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Measure the update of matrices as large as those of the large model."""
+    import torch
+    from workloads import DEVICE
+
+    D, _, layers, F, _, V = sizes.large
+    shapes = [(V, D), *[(3 * D, D), (D, D), (F, D), (D, F)] * layers]
+    parameters = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    fused, foreach, compiled = (
+        torch.optim.AdamW(parameters, lr=1e-4, **{kind: True}).step for kind in ("fused", "foreach", "foreach")
+    )
+    sides: dict[str, Callable[[], object]] = {"fused": fused, "foreach": foreach}
+    with left_out("a compiled update"):
+        compiled = torch.compile(compiled, backend="inductor" if DEVICE.type == "cuda" else "aot_eager")
+        compiled()
+        sides["compiled"] = compiled
+    name = f"AdamW, {sum(map(torch.numel, parameters)) / 1e6:.0f}M parameters"
+    yield Row("an update", name, time_in_turns(sides, rounds))
 
 
 def train(overrides: Sequence[str], folder: Path, stop: signal.Signals | None = None) -> tuple[float, dict[str, Any]]:
@@ -208,7 +271,8 @@ def largest_difference(first: dict[str, Any], second: dict[str, Any]) -> float:
 def measure_graphs(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Compare a run with CUDA graphs and one that is stopped and resumes."""
     overrides = f"task=lm corpus=sample model=rope task.lengths=[64] {sizes.graphs}".split()
-    yield from compare_runs("CUDA graphs", {"language model": overrides}, signal.SIGTERM)
+    sides: Sides = {"CUDA graphs": (overrides, None), "stopped and resumed": (overrides, signal.SIGTERM)}
+    yield from compare_runs("a language model", sides)
 
 
 def measure_prepare(rounds: int, sizes: Sizes) -> Iterator[Row]:
@@ -220,47 +284,86 @@ def measure_prepare(rounds: int, sizes: Sizes) -> Iterator[Row]:
 
 def measure_real(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Compare a window with full attention over a real run, and the window with itself, killed and resumed."""
-    overrides = f"task=lm model=rope dropout=0 trainer.max_epochs=-1 {sizes.stories} {sizes.real}".split()
-    sides = {"window 256": [*overrides, *PATTERNS["window 256"].split()], "full": overrides}
-    yield from compare_runs("stories", sides, signal.SIGKILL)
+    full = f"task=lm model=rope dropout=0 trainer.max_epochs=-1 {sizes.stories} {sizes.real}".split()
+    window = [*full, *PATTERNS["window 256"].split()]
+    sides: Sides = {"window 256": (window, None), "full": (full, None)}
+    if sizes is not DRY:
+        sides["window 256, killed and resumed"] = window, signal.SIGKILL
+    yield from compare_runs("stories", sides)
 
 
-def compare_runs(name: str, sides: dict[str, list[str]], stop: signal.Signals) -> Iterator[Row]:
-    """Run each side to its end, then the first one again, stopped and resumed."""
-    table = f"whole runs, {name}"
+def compare_runs(name: str, sides: Sides) -> Iterator[Row]:
+    """Measure runs one after another, and how far the results of all are from the first one's."""
+    first: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        done = {
-            side: train(overrides, Path(temporary, f"run{k}")) for k, (side, overrides) in enumerate(sides.items())
-        }
-        results = [result for _, result in done.values()]
-        for side, (seconds, result) in done.items():
-            facts = {"curve": result["curve"], "phases": result["seconds_by_phase"]}
-            yield Row(table, side, {"the run": [seconds]}, facts)
-        seconds, resumed = train(next(iter(sides.values())), Path(temporary, "stopped"), stop)
-    facts = {"difference": largest_difference(results[0], resumed), "attempts": resumed["attempts"]}
-    yield Row(table, f"{next(iter(sides))}, stopped and resumed", {"the run": [seconds]}, facts)
+        for k, (side, (overrides, stop)) in enumerate(sides.items()):
+            seconds, result = train(overrides, Path(temporary, f"run{k}"), stop)
+            facts = {key: result[key] for key in ("curve", "attempts")} | {"phases": result["seconds_by_phase"]}
+            if first:
+                facts["difference"] = largest_difference(first, result)
+            first = first or result
+            yield Row(f"whole runs, {name}", side, {"the run": [seconds]}, facts)
+
+
+def measure_foreign(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Measure greedy generation with a cache, and compare logits with those of `transformers`."""
+    import torch
+    import workloads
+
+    from speechformer.training.runtime import free_memory, peak_bytes, reset_peak
+
+    loaders = {"speechformer": workloads.load_foreign}
+    if importlib.util.find_spec("transformers"):
+        loaders["transformers"] = workloads.load_with_transformers
+    else:
+        print("transformers is not installed, so nothing is compared with it.")
+    with tempfile.TemporaryDirectory() as folder:
+        count = workloads.save_foreign(Path(folder), *sizes.foreign)
+        for dtype in (torch.bfloat16, torch.float32):
+            sides, held, logits = {}, {}, {}
+            free_memory()  # of the models before
+            for side, load in loaders.items():
+                with left_out(f"{side}, {dtype}"):
+                    before = torch.cuda.memory_allocated()
+                    reset_peak(workloads.DEVICE)
+                    generate, logits[side] = load(Path(folder), dtype, sizes.prompt, sizes.generated)
+                    generate()
+                    sides[side], held[side] = generate, (peak_bytes(workloads.DEVICE) or 0) - before
+            facts: dict[str, Any] = {"bytes": held, "tokens": 1}
+            if len(sides) == 2:
+                ours, theirs = logits.values()
+                facts["difference"] = float((ours - theirs).norm() / theirs.norm())
+            seconds = time_in_turns(sides, rounds, units=sizes.generated)
+            name = f"Qwen3 of {count / 1e6:.0f}M parameters, after {sizes.prompt} tokens, {dtype}"
+            yield Row("a generated token", name, seconds, facts)
+
+
+def measure_fsdp(rounds: int, sizes: Sizes) -> Iterator[Row]:
+    """Compare a run with whole parameters, and one with split ones that is killed and resumes, on one device."""
+    overrides = f"task=lm corpus=sample model=rope dropout=0 {sizes.fsdp}".split()
+    split = [*overrides, "+trainer.strategy=fsdp"]
+    sides: Sides = {"whole parameters": (overrides, None), "fsdp, killed and resumed": (split, signal.SIGKILL)}
+    yield from compare_runs("split parameters", sides)
 
 
 def measure_mechanisms(rounds: int, sizes: Sizes) -> Iterator[Row]:
     """Measure a training step of one layer with each mechanism; what does not fit into memory is left out."""
-    import torch
     from workloads import DEVICE, build_decoder_step, build_kernel_passes
+
+    from speechformer.training.runtime import peak_bytes, reset_peak
 
     shape = {"width": sizes.heads * sizes.width, "heads": sizes.heads, "layers": 1, "ff": 64, "vocab_size": 64}
     for T in sizes.lengths:
         kernels = build_kernel_passes(T, sizes.heads, sizes.width)
         for name, overrides in MECHANISMS.items():
             step, _ = build_decoder_step({**shape, "block_size": T}, overrides.split(), bfloat16=True)
-            sides, held = {"speechformer": step, **kernels.get(name, {})}, {}
-            for side, run in list(sides.items()):
-                try:
+            sides, held = dict[str, Callable[[], object]](), {}
+            for side, run in {"speechformer": step, **kernels.get(name, {})}.items():
+                with left_out(f"{name}, {T:,} tokens, {side}"):
                     run()
-                    if DEVICE.type == "cuda":
-                        torch.cuda.reset_peak_memory_stats()
-                        run()
-                        held[side] = torch.cuda.max_memory_allocated()
-                except torch.OutOfMemoryError:
-                    del sides[side]
+                    reset_peak(DEVICE)
+                    run()
+                    sides[side], held[side] = run, peak_bytes(DEVICE)
             if sides:
                 seconds = time_in_turns(sides, rounds)
                 yield Row("a training step of one layer", f"{name}, {T:,} tokens", seconds, {"bytes": held}, False)
@@ -275,16 +378,16 @@ def measure_patterns(rounds: int, sizes: Sizes) -> Iterator[Row]:
         if sizes.most_tokens < B * T:
             continue
         layer = AttentionPass(PATTERNS[name], T, sizes.heads, sizes.width, B, torch.bfloat16)
-        kernels = {"FlexAttention": "FlexAttention", "dense mask": "dense mask"}
-        kernels["blocks"] = "sparse blocks"
+        names = {"FlexAttention": "FlexAttention", "dense mask": "dense mask", "sparse blocks": "blocks"}
         sides, held = {}, {}
-        for side, kernel in kernels.items():
-            with contextlib.suppress(torch.OutOfMemoryError, KeyError):  # some kernels lack some patterns
-                held[side] = layer.held_bytes(layer.kernels[kernel])
-                sides[side] = functools.partial(layer.run, layer.kernels[kernel])
+        for kernel in [kernel for kernel in names if kernel in layer.kernels]:
+            with left_out(f"{name}, {B} x {T:,} tokens, {kernel}"):
+                held[names[kernel]] = layer.held_bytes(layer.kernels[kernel])
+                sides[names[kernel]] = functools.partial(layer.run, layer.kernels[kernel])
         facts = {"bytes": held, "chosen": layer.chosen, "limits": {"B": B, "T": T, "partial": layer.partial}}
-        seconds = time_in_turns(sides, rounds)
-        yield Row("forward and backward", f"{name}, {B} x {T:,} tokens", seconds, facts, compared=False)
+        if sides:
+            seconds = time_in_turns(sides, rounds)
+            yield Row("forward and backward", f"{name}, {B} x {T:,} tokens", seconds, facts, compared=False)
 
 
 def measure_compiled(rounds: int, sizes: Sizes) -> Iterator[Row]:
@@ -319,20 +422,27 @@ def measure_precision(rounds: int, sizes: Sizes) -> Iterator[Row]:
 def format_memory(row: Row) -> str:
     """Format the peaks of all sides."""
     held = row.facts.get("bytes", {})
-    return " / ".join(f"{held[side] / 2**20:,.0f}" for side in row.seconds if side in held)
+    return " / ".join(f"{held[side] / 2**20:,.0f}" for side in row.seconds if held.get(side))
 
 
 def format_rate(row: Row) -> str:
-    """Format the rate of the large model's step, and its share of the rate of matrix products."""
-    if "flops" not in row.facts:
+    """Format the rate of our side; of the large model's step also its share of the rate of matrix products."""
+    if "tokens" not in row.facts:
         return ""
-    tokens, flops = (row.facts[name] / statistics.median(row.seconds["speechformer"]) for name in ("tokens", "flops"))
-    return f"{tokens:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s ({100 * flops / row.facts['matmul_rate']:.0f} %)"
+    seconds = statistics.median(row.seconds["speechformer"])
+    text = f"{row.facts['tokens'] / seconds:,.0f} tokens/s"
+    if "flops" in row.facts:
+        rate = row.facts["flops"] / seconds
+        text += f", {rate / 1e12:.0f} TFLOP/s ({100 * rate / row.facts['matmul_rate']:.0f} %)"
+    return text
 
 
 def format_difference(row: Row) -> str:
-    """Format how far a run that was stopped and resumed is from the one that was not."""
-    return f"{row.facts['difference']:.1e}" if "difference" in row.facts else ""
+    """Format how far a run is from the first one, or logits from those of `transformers`."""
+    if "difference" not in row.facts:
+        return ""
+    attempts = row.facts.get("attempts", 1)
+    return f"{row.facts['difference']:.1e}" + f", {attempts} attempts" * (attempts > 1)
 
 
 def format_phases(row: Row) -> str:
@@ -342,8 +452,8 @@ def format_phases(row: Row) -> str:
 
 if __name__ == "__main__":
     measures = (
-        *(measure_ensemble, measure_large, measure_graphs, measure_mechanisms, measure_prepare, measure_real),
-        *(measure_patterns, measure_compiled, measure_precision),
+        *(measure_ensemble, measure_large, measure_optimizer, measure_graphs, measure_foreign, measure_mechanisms),
+        *(measure_fsdp, measure_prepare, measure_real, measure_patterns, measure_compiled, measure_precision),
     )
     columns = {"memory in MiB": format_memory, "rate (of matrix products)": format_rate}
     columns["chosen"] = lambda row: row.facts.get("chosen", "")

@@ -3,15 +3,22 @@
 import functools
 import importlib.util
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from peers import Loss, Peer
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
+from speechformer.analysis.load import load_pretrained
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE
@@ -24,6 +31,7 @@ from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import all_pairs, build_pattern
 from speechformer.layers.positions import build_positions
 from speechformer.models.decoder import Decoder
+from speechformer.models.pretrained import read_architecture, to_family
 from speechformer.models.stack import compile_blocks, initialise
 from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training.runtime import tune_memory
@@ -135,6 +143,48 @@ def build_decoder_step(
         optimizer.step()
 
     return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+def save_foreign(folder: Path, width: int, heads: int, layers: int, ff: int, block_size: int, rows: int) -> int:
+    """Save a random Qwen3 into a folder as Hugging Face does, with a tokenizer; return its number of parameters.
+
+    A third of the heads have keys and values of their own.
+    """
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": max(1, heads // 3)}
+    sizes |= {"head_dim": width // heads, "num_hidden_layers": layers, "intermediate_size": ff, "vocab_size": rows}
+    config = {"model_type": "qwen3", **sizes, "max_position_embeddings": block_size, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    _, _, architecture = read_architecture(folder)
+    torch.manual_seed(0)
+    model = Decoder(**architecture, dropout=0.0)
+    initialise(model, "normal", 0.02)
+    save_file(to_family(architecture, model.state_dict())[1], folder / "model.safetensors", {"format": "pt"})
+    tokenizer = Tokenizer(WordLevel({f"w{k}": k for k in range(rows)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+Loaded = tuple[Callable[[], object], Tensor]  # what generates, and the logits after the tokens of the prompt, [T, V]
+
+
+def load_foreign(folder: Path, dtype: torch.dtype, prompt: int, generated: int) -> Loaded:
+    """Load the model of a folder into the GPU."""
+    run = load_pretrained(folder, dtype)
+    text = " ".join(f"w{k % len(run.tokenizer)}" for k in range(prompt))
+    return functools.partial(run.generate, text, generated, temperature=0), run.logits(text).float()
+
+
+@torch.no_grad()
+def load_with_transformers(folder: Path, dtype: torch.dtype, prompt: int, generated: int) -> Loaded:
+    """Do the same with `transformers`."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(DEVICE).eval()
+    ids = torch.arange(prompt, device=DEVICE)[None] % model.config.vocab_size
+    options = {"max_new_tokens": generated, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    generate = functools.partial(model.generate, ids, attention_mask=torch.ones_like(ids), **options)
+    return generate, model(ids).logits[0].float()
 
 
 def build_kernel_passes(T: int, heads: int, width: int) -> dict[str, dict[str, Callable[[], None]]]:

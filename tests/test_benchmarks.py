@@ -159,6 +159,15 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(
     assert [part["ended"] for part in done] == ["failed (1)", "out of time", "done"]
     assert done[0]["last"] == "no memory"
     assert json.loads((tmp_path / "gpu.json").read_text()) == {"rows": [1], "parts": done}
+    assert sum(seconds for seconds, _ in session.PARTS.values()) == 540
+
+
+def test_a_row_is_added_to_what_the_file_has(tmp_path: Path) -> None:
+    path, other = tmp_path / "gpu.json", common.Row("other", "", {"ours": [1.0]})
+    path.write_text(json.dumps({"rows": [asdict(other)], "parts": [1]}))
+    common.record(path, [common.Row("a step", "lm", {"ours": [2.0]})])
+    assert [row.table for row in common.read_rows(path)] == ["other", "a step"]
+    assert json.loads(path.read_text())["parts"] == [1]
 
 
 def test_results_that_differ_are_told_apart() -> None:
@@ -169,9 +178,10 @@ def test_results_that_differ_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["ensemble", "mechanisms", "patterns"])
+@pytest.mark.parametrize("part", ["ensemble", "foreign", "mechanisms", "patterns"])
 def test_a_part_runs_dry(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "BLOCK_SECONDS", 0.0)
     monkeypatch.setattr(logging.getLogger("speechformer"), "setLevel", lambda level: None)  # other tests read the log
-    measure = getattr(gpu, f"measure_{part}")
-    assert all(row.seconds for row in measure(1, gpu.DRY))
+    rows = [*getattr(gpu, f"measure_{part}")(1, gpu.DRY)]
+    assert all(row.seconds for row in rows)
+    assert all(row.facts.get("difference", 0) < 0.01 for row in rows)  # of another library's logits, in bfloat16
