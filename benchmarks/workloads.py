@@ -180,7 +180,8 @@ def load_with_transformers(folder: Path, dtype: torch.dtype, prompt: int, genera
     """Do the same with `transformers`."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(DEVICE).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.to(DEVICE).eval()
     ids = torch.arange(prompt, device=DEVICE)[None] % model.config.vocab_size
     options = {"max_new_tokens": generated, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     generate = functools.partial(model.generate, ids, attention_mask=torch.ones_like(ids), **options)
