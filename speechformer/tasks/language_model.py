@@ -340,7 +340,7 @@ class LanguageModel(Task):
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Return a caution if most words of a test are unknown."""
-        tests = [name for name in self.text_sizes if self.unknown_rates[f"test_unknown_rate_{name}"] > 0.5]
+        tests = [name for name in self.text_sizes if (self.unknown_rates[f"test_unknown_rate_{name}"] or 0) > 0.5]
         said = (
             f"Most words of test {', '.join(tests)} are unknown to the model, which reads and predicts them as <unk>"
         )
