@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +21,7 @@ from pydantic import ConfigDict, Field
 
 from speechformer.corpora.options import CORPUS_OPTIONS, Protocol
 from speechformer.errors import UserError, pick, unknown
-from speechformer.keys import CONF, load_plain, setting, suggest
+from speechformer.keys import CONF, GROUPS, load_plain, setting, suggest
 from speechformer.models.options import Architecture, check_attention
 from speechformer.options import Amount, Count, Few, Named, Options, Positive, Rate, Size, Whole, check, options_of
 from speechformer.paths import expand_override
@@ -215,6 +217,26 @@ def own_hydra() -> Iterator[None]:
             GlobalHydra.instance().hydra = before
 
 
+def words_of_choice(word: str) -> list[str]:
+    """Return the overrides that GROUP={name:CHOICE,OPTION:VALUE} stands for; one word of another kind, or a sweep."""
+    group, _, value = word.partition("=")
+    if not value.startswith("{") or group not in GROUPS:
+        return [word]
+    (override,) = OverridesParser.create().parse_overrides([word])
+    options: Any = override.value()
+    if not isinstance(options, dict):  # a sweep over several
+        return [word]
+    if "name" not in options:
+        raise UserError(f"{word} has no name; write {group}={{name:CHOICE,OPTION:VALUE}}.")
+    of_group = {key: Transformer.str(option) for key, option in options.items()}
+    return [f"{group}={of_group.pop('name')}", *(f"{group}.{key}={option}" for key, option in of_group.items())]
+
+
+def expand_words(words: Iterable[str]) -> list[str]:
+    """Return a command line as Hydra reads it: with `expand_override` and `words_of_choice`."""
+    return [part for word in words for part in words_of_choice(expand_override(word))]
+
+
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the config of a command line with these overrides.
 
@@ -225,7 +247,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
     try:
         with own_hydra(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose("config", overrides=list(map(expand_override, overrides)))
+            return hydra.compose("config", overrides=expand_words(overrides))
     except Exception as error:  # Hydra raises almost any
         raise UserError(explain(error, overrides)) from error
 
@@ -260,7 +282,7 @@ def with_pretrained(config: dict[str, Any]) -> dict[str, Any]:
 def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
     cause = error.__cause__
-    context = error.__context__
+    context: BaseException | None = error
     while context is not None:  # OmegaConf leaves no cause
         if isinstance(context, UserError):  # of a resolver, such as run_name
             return str(context)
@@ -274,7 +296,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return str(unknown(group, "choice", choice, error.options))
+        quoted = f" Quote braces for the shell: '{group}={{name:CHOICE,OPTION:VALUE}}'." if ":" in choice else ""
+        return f"{unknown(group, 'choice', choice, error.options)}{quoted}"
     if isinstance(cause, OmegaConfBaseException) and "Could not override" in str(error):
         full_key = str(cause.full_key)
         parent, _, key = full_key.rpartition(".")

@@ -60,7 +60,8 @@ class ConsoleHandler(logging.Handler):
 
 
 LOGGER.addHandler(ConsoleHandler())
-LOGGER.setLevel(logging.INFO)
+if LOGGER.level == logging.NOTSET:  # the program has set none
+    LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False  # a program that configures the root logger would print each line twice
 
 

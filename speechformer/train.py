@@ -27,10 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 import speechformer
 from speechformer import console
-from speechformer.config import explain, with_pretrained
+from speechformer.config import expand_words, explain, with_pretrained
 from speechformer.errors import UserError, fail, run_command
 from speechformer.keys import CONF
-from speechformer.paths import expand_override
 from speechformer.runs import identity, naming
 from speechformer.runs.rank import expect_processes, is_first, local_rank
 from speechformer.sweeps.job import run_job
@@ -104,8 +103,9 @@ def run_and_explain() -> None:
     if "--version" in sys.argv[1:]:  # Hydra would print its own
         console.write(f"speechformer {speechformer.__version__}")
         return
-    sys.argv[1:] = map(expand_override, sys.argv[1:])
     try:
+        # argparse takes no words on both sides of an option
+        sys.argv[1:] = sorted(expand_words(sys.argv[1:]), key=lambda word: word not in ("-m", "--multirun"))
         run()
     except KeyboardInterrupt:
         sys.exit("Interrupted; the same command resumes.")

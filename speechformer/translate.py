@@ -8,9 +8,9 @@ from pathlib import Path
 from speechformer import console
 from speechformer.analysis.command_line import load_runs, read_texts, run_parser
 from speechformer.analysis.translation import align, check_options, encode_sources, translate_sources
-from speechformer.corpora.special_tokens import END
-from speechformer.corpora.subwords import on_one_line
+from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError
+from speechformer.escape import on_one_line
 
 
 def translate(arguments: argparse.Namespace) -> None:
@@ -24,9 +24,14 @@ def translate(arguments: argparse.Namespace) -> None:
     if arguments.attention and len(texts) != 1:
         raise UserError(f"--attention draws the alignment of one sentence, but there are {len(texts)}.")
     sources = encode_sources(run, texts, others)
-    for number, source in enumerate(sources, start=1):
+
+    from speechformer.tasks.text import note_unknown
+
+    for number, (text, source) in enumerate(zip(texts, sources), start=1):
         if source and source[-1] != END:
             console.warn(f"Sentence {number} is cut at {len(source)} tokens, the model's maximum.")
+        if note := note_unknown(run.tokenizer.split(text.strip()), run.tokenizer.encode(text.strip()), UNKNOWN):
+            console.warn(f"Sentence {number}: {note}.")
     translations = translate_sources(run, sources, arguments.beam, arguments.length_penalty, others)
     for ids in translations:
         console.say(on_one_line(run.tokenizer.decode(ids)))

@@ -21,7 +21,7 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from speechformer.config import CONF, as_plain, check_config, check_sweep, compose, debug_arguments
+from speechformer.config import CONF, as_plain, check_config, check_sweep, compose, debug_arguments, expand_words
 from speechformer.errors import UserError
 from speechformer.options import Options, Size, build, check
 from speechformer.training.run import execute
@@ -245,6 +245,19 @@ def test_devices_that_split_weights_refuse_a_translator() -> None:
     as_plain(composed("machine=ddp", "task=translate"))
     with pytest.raises(UserError, match="machine=fsdp cannot train a translator"):
         as_plain(composed("machine=fsdp", "task=translate"))
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("model={name: alibi, slopes: [0.5,0.1]}", ["model=alibi", "model.slopes=[0.5,0.1]"]),
+        ("pattern={name:window,window:3},full", ["pattern={name:window,window:3},full"]),
+        ("+trainer.max_time={days:1}", ["+trainer.max_time={days:1}"]),
+    ],
+)
+def test_a_choice_with_options_in_braces_is_several_overrides(word: str, words: list[str]) -> None:
+    """A sweep of several choices stays one word, which the sweeper reads."""
+    assert expand_words([word, "seed=1"]) == [*words, "seed=1"]
 
 
 @pytest.mark.parametrize("machine", ["ddp", "fsdp"])

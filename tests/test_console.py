@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,6 +63,14 @@ def test_a_line_goes_to_stdout_without_control_characters(capsys: pytest.Capture
 def test_a_table_aligns_rows_of_any_length() -> None:
     rows = [("", "n"), ("one", "10"), ("d",), ("three", "7", "x")]
     assert console.table(rows) == "        n\none    10\nd\nthree   7  x"
+
+
+@pytest.mark.parametrize(("level", "kept"), [(logging.NOTSET, logging.INFO), (logging.WARNING, logging.WARNING)])
+def test_a_level_that_the_program_has_set_stays(level: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.LOGGER, "handlers", [])
+    monkeypatch.setattr(console.LOGGER, "level", level)
+    runpy.run_path(console.__file__)
+    assert console.LOGGER.level == kept
 
 
 def test_a_process_outlives_its_reader_and_says_a_line_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ from speechformer.report.__main__ import main
 from speechformer.report.labels import in_words, override
 from speechformer.report.load import read_results, read_runs
 from speechformer.runs.identity import NUMERICS_VERSION, fingerprint
+from speechformer.runs.predictions import write_predictions
+from speechformer.tasks.translate import Translate
 
 
 def states_of(folder: Path) -> list[str]:
@@ -429,7 +432,9 @@ def test_a_malformed_result_is_named_and_the_others_are_shown(tmp_path: Path) ->
     ("place", "key"),
     [("config.seed", "identity"), ("config.width", "identity"), ("corpus.sha256", "identity"), ("seed", "seed")],
 )
-def test_an_edited_result_is_named_and_left_out(place: str, key: str, tmp_path: Path) -> None:
+def test_an_edited_result_is_named_and_left_out(
+    place: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """Oracle: the fingerprint of the config."""
     run = result("model=nope")
     run["corpus"]["settings"] = run["corpus"]["classes"]
@@ -441,6 +446,10 @@ def test_an_edited_result_is_named_and_left_out(place: str, key: str, tmp_path: 
     path.write_bytes(with_entry(run, place, "ab" if "sha" in place else 7))
     runs, (remark,) = read_runs([tmp_path])
     assert len(runs) == 1 and remark.startswith(f"{path}: {key} is ") and "edited" in remark
+    assert capsys.readouterr().err == f"{remark}\n"
+    page.report([tmp_path], tmp_path / "out", draw=False)
+    assert html.escape(remark, quote=False) in html.unescape((tmp_path / "out" / "report.html").read_text())
+    assert capsys.readouterr().err == f"{remark}\n"
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "＝1", "+1+cmd"])
@@ -449,10 +458,16 @@ def test_no_cell_of_a_csv_file_is_a_formula(text: str, tmp_path: Path) -> None:
     run["config"]["study"] = run["error"] = run["commit"] = text
     run["metrics"][text] = run["curve"][0][text] = -0.5
     page.report([put(tmp_path / "in", run)], tmp_path / "out", draw=False)
+    tables = tmp_path / "out" / "tables"
+    write_predictions(tables / "a.tsv", [text, "-0.5"], [0, 1], [1, 0], [False, True])
+    task: Any = SimpleNamespace(translations={"test": [text]}, texts={"test": [(text, "-0.5")]}, global_rank=0)
+    Translate.write_artifacts(task, tables)
     cells = [
         cell
-        for path in (tmp_path / "out" / "tables").glob("*.csv")
-        for row in csv.reader(io.StringIO(path.read_bytes().decode(), newline=""))
+        for path in tables.glob("*.?sv")
+        for row in csv.reader(
+            io.StringIO(path.read_bytes().decode(), newline=""), delimiter=",\t"[path.suffix == ".tsv"]
+        )
         for cell in row
     ]
     assert "-0.5" in cells and any(cell.startswith("'") for cell in cells)

@@ -25,7 +25,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from speechformer import train
-from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, read_json, read_result
@@ -172,12 +171,6 @@ def test_the_same_sweep_has_the_same_folder(sweep: Sweep, tmp_path: Path, monkey
 def test_a_choice_of_a_sweep_can_have_options_of_its_own(swept: str, jobs: list[str]) -> None:
     overrides = OverridesParser.create().parse_overrides([swept])
     assert [" ".join(job) for job in sweeper.combinations(overrides)] == jobs
-
-
-def test_a_choice_of_a_sweep_needs_a_name() -> None:
-    overrides = OverridesParser.create().parse_overrides(["pattern=full,{window:3}"])
-    with pytest.raises(UserError, match=r"has no name; write pattern={name:CHOICE,OPTION:VALUE}"):
-        sweeper.combinations(overrides)
 
 
 def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: Path) -> None:

@@ -363,6 +363,16 @@ def test_a_classifier_that_predicts_one_class_alone_says_so(
     assert ("predicts bob for every test sentence" in said.get("caution", "")) == is_said
 
 
+@pytest.mark.parametrize(("size", "is_said"), [(3, True), (300, False)])
+def test_a_language_model_whose_tests_are_unknown_words_says_so(size: int, is_said: bool, tmp_path: Path) -> None:
+    config = as_plain(compose(*TINY, "task=lm", f"task.vocab_size={size}"))
+    data = build_data(config, load(config))
+    task = LanguageModel.from_config(config, data)
+    task.attach(data)
+    said = task.write_artifacts(tmp_path).get("caution", "")
+    assert said.startswith("Most words of test marlowe, ") == is_said == bool(said)
+
+
 def test_words_are_not_markdown() -> None:
     text = "a|b*c_d`e<f>[g]# 😀 שלום"
     assert html.unescape(markdown.markdown(escape_markdown(text))) == f"<p>{text}</p>"

@@ -16,8 +16,8 @@ from test_encoder_decoder import translator
 from speechformer.analysis.load import load
 from speechformer.analysis.translation import align, encode_sources, translate_sources
 from speechformer.corpora.special_tokens import BEGIN
-from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError
+from speechformer.escape import on_one_line
 from speechformer.generation.beam_search import translate_ids
 from speechformer.metrics.bleu import bleu, signatures
 from speechformer.training.run import execute
@@ -115,14 +115,23 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
 def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_sources(
     precision: str, little_pairs: Path, tmp_path: Path
 ) -> None:
-    options = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.vocab_size=40", "model=learned"]
-    options += ["block_size=60", "trainer.max_steps=10", "recipe.warmup_steps=2", "recipe.lr=1e-2"]
+    options = [
+        f"corpus.root={little_pairs}",
+        "corpus=ted",
+        "task=translate",
+        "task.tokens=words",
+        "task.vocab_size=40",
+    ]
+    options += ["model=learned", "block_size=60", "trainer.max_steps=10", "recipe.warmup_steps=2", "recipe.lr=1e-2"]
     run = load(run_in(tmp_path, *options, f"trainer.precision={precision}"))
     rows = pairs_of(tmp_path)
     assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
-    out, err = call(main, tmp_path, "a short one", "long " * 40)
-    assert len(out.splitlines()) == 2 and err == "Sentence 2 is cut at 60 tokens, the model's maximum.\n"
-    (ids,) = encode_sources(run, ["long " * 40])
+    out, err = call(main, tmp_path, "the the", "long " * 80)
+    is_cut, is_unknown = err.splitlines()
+    assert len(out.splitlines()) == 2 and is_cut == "Sentence 2 is cut at 60 tokens, the model's maximum."
+    assert is_unknown.startswith("Sentence 2: not in the vocabulary, read as <unk>: long. Every word is unknown")
+    assert is_unknown.partition(": ")[2] == f"{run.read('long ' * 80).notes[-1]}."
+    (ids,) = encode_sources(run, ["long " * 80])
     align(run, ids, translate_sources(run, [ids])[0])
 
 

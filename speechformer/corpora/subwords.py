@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,11 @@ class Subwords:
         return [encoding.ids for encoding in encodings]
 
     def split(self, text: str, limit: int | None = None) -> list[str]:
-        """Return the tokens of a text, as many as `encode` returns."""
-        return self.tokens(self.encode(text, limit))
+        """Return the tokens of a text, as many as `encode` returns, and the unknown ones as written."""
+        written = f" {nfc(text)}"
+        encoding = self.tokenizer.encode(written, add_special_tokens=False)
+        rows = zip(encoding.ids, encoding.offsets, self.tokens(encoding.ids))
+        return [token if index != UNKNOWN else written[slice(*place)] for index, place, token in rows][:limit]
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Decode ids one after another; several may make up one character."""
@@ -178,8 +180,3 @@ class BPEDropout:
             _, place = min(merges)
             symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
         return symbols
-
-
-def on_one_line(text: str) -> str:
-    """Replace characters that would begin a new line or column of a file."""
-    return re.sub(r"[\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)

@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 
+from speechformer import console
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError, unknown
 from speechformer.paths import path_of
@@ -335,10 +336,12 @@ def natural(name: str) -> list[Any]:
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """Read all runs under some folders; the remarks name each folder of a run that has no readable result.
 
+    A result that is damaged, or was edited, is also named on stderr.
+
     Raises:
         UserError: a folder does not exist, or there is no readable result.
     """
-    runs, remarks, folders = [], [], list(folders)
+    runs, remarks, damaged, folders = [], list[str](), list[str](), list(folders)
     for top in folders:
         if not top.is_dir():
             raise UserError(f"{top}: no such folder. Give a folder of runs, for example outputs/sweeps.")
@@ -356,13 +359,16 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                     else:
                         runs.append(run)
                 except DamagedError as error:
-                    remarks.append(str(error))
+                    damaged.append(str(error))
             elif OWNER in names:  # written when a run starts
                 remarks.append(f"{folder} has no {RESULT}: the run is unfinished.")
     if not runs:
-        details = " ".join(remarks[:3]) or "Give the folder of your runs, such as outputs/sweeps, or train one first."
+        advice = "Give the folder of your runs, such as outputs/sweeps, or train one first."
+        details = " ".join([*damaged, *remarks][:3]) or advice
         raise UserError(f"There is no run to report under {', '.join(map(str, folders))}. {details}")
-    return runs, remarks
+    for remark in damaged:
+        console.warn(remark)
+    return runs, damaged + remarks
 
 
 def read_results(*folders: str | Path) -> pd.DataFrame:

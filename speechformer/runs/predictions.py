@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from speechformer.corpora.files import write_file
+from speechformer.escape import tsv_row
 
 HEADER = "label\tpredicted\tin_train"
 
@@ -15,5 +16,5 @@ def write_predictions(
 ) -> None:
     """Write a line for each test sentence, atomically; `in_train` says whether train has the sentence, too."""
     rows = zip(labels, predicted, in_train, strict=True)
-    lines = [HEADER, *(f"{classes[label]}\t{classes[guess]}\t{int(leaked)}" for label, guess, leaked in rows)]
+    lines = [HEADER, *(tsv_row((classes[label], classes[guess], f"{leaked:d}")) for label, guess, leaked in rows)]
     write_file(path, ("\n".join(lines) + "\n").encode())

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Transformer
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -29,9 +29,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from speechformer import console
-from speechformer.config import check_sweep
+from speechformer.config import check_sweep, words_of_choice
 from speechformer.errors import UserError, one_sentence
-from speechformer.keys import CONF, quote
+from speechformer.keys import quote
 from speechformer.runs import folder as runs
 from speechformer.runs.naming import plain
 from speechformer.sweeps import folder as sweeps
@@ -238,21 +238,8 @@ def combinations(overrides: Iterable[Override]) -> list[Overrides]:
     for override in overrides:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise UserError(f"{override.input_line} is no list of values; hydra/sweeper=optuna searches an interval.")
-        values.append([*map(of_choice, words_of(override))])
+        values.append([*map(words_of_choice, words_of(override))])
     return [tuple(itertools.chain(*words)) for words in itertools.product(*values)]
-
-
-def of_choice(word: str) -> list[str]:
-    """Return the overrides that GROUP={name:CHOICE,OPTION:VALUE} stands for, or the only one."""
-    group, _, value = word.partition("=")
-    if not (value.startswith("{") and (CONF / group).is_dir()):
-        return [word]
-    (override,) = OverridesParser.create().parse_overrides([word])
-    options: Any = override.value()
-    if "name" not in options:
-        raise UserError(f"{word} has no name; write {group}={{name:CHOICE,OPTION:VALUE}}.")
-    of_group = {key: Transformer.str(option) for key, option in options.items()}
-    return [f"{group}={of_group.pop('name')}", *(f"{group}.{key}={option}" for key, option in of_group.items())]
 
 
 def words_of(override: Override) -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -130,6 +131,7 @@ class LanguageModel(Task):
     Attributes:
         speakers: the names of the tests, in the order of the report.
         text_sizes: of each test.
+        unknown_rates: the share of unknown words in each test, by the name of the metric.
         mixture_metric: of a model that is mixed with counts; None for others.
     """
 
@@ -187,6 +189,7 @@ class LanguageModel(Task):
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
+        self.unknown_rates = data.reference_metrics()
         self.unknown = data.tokenizer.unknown
         if isinstance(data, DocumentData):
             self.unit, self.start = "documents", data.tokenizer.start
@@ -334,6 +337,14 @@ class LanguageModel(Task):
         if len(inputs.ids[0]) > block_size:
             inputs.notes.append(f"it was trained on {block_size} tokens at once")
         return inputs
+
+    def write_artifacts(self, directory: Path) -> dict[str, Any]:
+        """Return a caution if most words of a test are unknown."""
+        tests = [name for name in self.text_sizes if (self.unknown_rates[f"test_unknown_rate_{name}"] or 0) > 0.5]
+        said = (
+            f"Most words of test {', '.join(tests)} are unknown to the model, which reads and predicts them as <unk>"
+        )
+        return {"caution": f"{said}: the perplexity says little about the text."} if tests else {}
 
 
 def mixture_arguments(data: TaskData) -> dict[str, Any] | None:

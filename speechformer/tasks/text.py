@@ -33,7 +33,7 @@ def read_words(text: str, tokenizer: AnyTokenizer, limit: int, why: str = "") ->
 
 def note_unknown(words: Sequence[str], ids: Sequence[int], unknown_id: int) -> str | None:
     """Return a note that lists the words outside the vocabulary; None if there are none."""
-    unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == unknown_id))
+    unknown = list(dict.fromkeys(word.strip() for word, index in zip(words, ids) if index == unknown_id))
     if not unknown:
         return None
     shown = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]

@@ -12,11 +12,12 @@ from torchmetrics import Metric
 
 from speechformer.console import format_metric
 from speechformer.corpora.files import atomic_write
-from speechformer.corpora.special_tokens import BEGIN, END, PAD
-from speechformer.corpora.subwords import Subwords, on_one_line
+from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
+from speechformer.corpora.subwords import Subwords
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
 from speechformer.data.pairs import PairData
+from speechformer.escape import tsv_row
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.bleu import bleu, score_test, signatures
@@ -24,7 +25,7 @@ from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task, log_of_mean, scored_rows
-from speechformer.tasks.text import TextInputs
+from speechformer.tasks.text import TextInputs, note_unknown
 from speechformer.tasks.view import View
 
 SHOWN = 5  # validation sentences in TensorBoard
@@ -184,13 +185,15 @@ class Translate(Task):
         notes.append(f"translated: {tokenizer.decode(translation)}")
         read, written = [BEGIN, *translation], [*translation, END]
         tokens = [tokenizer.tokens(part) for part in (source, read, written)]
-        return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes, len(notes) > 1)
+        unknown = note_unknown(tokenizer.split(text.strip()), ids, UNKNOWN)
+        inputs = [torch.tensor(source), torch.tensor(read)]
+        return TextInputs(inputs, tokens, [*notes, *filter(None, [unknown])], len(notes) > 1)
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
             rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
-            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
+            lines = map(tsv_row, [("source", "reference", "translation"), *rows])
             with atomic_write(directory / TRANSLATIONS) as file:
                 file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
+from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.documents import files_of_parts
 from speechformer.corpora.files import OutputFolder
@@ -251,6 +252,8 @@ def write(result: dict[str, Any], run: TrainedRun, output: OutputFolder) -> Path
     for name in ARTIFACTS:
         (output.path / name).unlink(missing_ok=True)
     result = result | run.task.write_artifacts(output.path)
+    if "caution" in result:
+        console.say(result["caution"])
     path = output.file(runs_folder.RESULT)
     runs_folder.write_json(path, result)
     return path
