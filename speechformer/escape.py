@@ -6,7 +6,7 @@ import contextlib
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 # C0 but tab and line feed, DEL, C1; what reverses the direction of text (Unicode TR 9, Bidi_Control) or XML forbids
@@ -60,11 +60,6 @@ def spreadsheet_cell(value: T) -> T | str:
 def on_one_line(text: str) -> str:
     """Replace characters that would begin a new line or column of a file."""
     return re.sub(r"[\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
-
-
-def tsv_row(cells: Iterable[str]) -> str:
-    """Return texts as a row of a TSV file, in which a spreadsheet finds no formula."""
-    return "\t".join(spreadsheet_cell(on_one_line(cell)) for cell in cells)
 
 
 def escape_markdown(text: str) -> str:

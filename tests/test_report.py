@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +35,6 @@ from speechformer.report.labels import in_words, override
 from speechformer.report.load import read_results, read_runs
 from speechformer.runs.identity import NUMERICS_VERSION, fingerprint
 from speechformer.runs.predictions import write_predictions
-from speechformer.tasks.translate import Translate
 
 
 def states_of(folder: Path) -> list[str]:
@@ -460,8 +458,6 @@ def test_no_cell_of_a_csv_file_is_a_formula(text: str, tmp_path: Path) -> None:
     page.report([put(tmp_path / "in", run)], tmp_path / "out", draw=False)
     tables = tmp_path / "out" / "tables"
     write_predictions(tables / "a.tsv", [text, "-0.5"], [0, 1], [1, 0], [False, True])
-    task: Any = SimpleNamespace(translations={"test": [text]}, texts={"test": [(text, "-0.5")]}, global_rank=0)
-    Translate.write_artifacts(task, tables)
     cells = [
         cell
         for path in tables.glob("*.?sv")

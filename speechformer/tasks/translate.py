@@ -17,7 +17,7 @@ from speechformer.corpora.subwords import Subwords
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
 from speechformer.data.pairs import PairData
-from speechformer.escape import tsv_row
+from speechformer.escape import on_one_line
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.bleu import bleu, score_test, signatures
@@ -193,7 +193,7 @@ class Translate(Task):
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
             rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
-            lines = map(tsv_row, [("source", "reference", "translation"), *rows])
+            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
             with atomic_write(directory / TRANSLATIONS) as file:
                 file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}
