@@ -6,9 +6,8 @@ import copy
 import errno
 import functools
 import os
-import resource
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would c
 import hydra
 import pytest
 from filelock import FileLock
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from speechformer.config import CONF
 from speechformer.corpora import sample, sample_pairs
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.errors import UserError
+from speechformer.keys import load_plain
 
 sys.dont_write_bytecode = False  # in this process, too
 RECURRENT = ["rnn", "rnn_attention"]
@@ -64,11 +64,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The config of a command line."""
-    return copy.deepcopy(composed(overrides))
+    """The config of a command line. A seed costs no composition of its own, which takes a tenth of a second."""
+    seeds = [word for word in overrides if re.fullmatch(r"seed=\d+", word)]
+    config = copy.deepcopy(composed(tuple(word for word in overrides if word not in seeds)))
+    config.seed = int(seeds[-1].removeprefix("seed=")) if seeds else config.seed
+    return config
 
 
-@functools.lru_cache(maxsize=128)  # a test of kills runs one config again and again
+@functools.lru_cache(maxsize=512)  # a test of kills runs one config again and again
 def composed(overrides: tuple[str, ...]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
@@ -76,23 +79,15 @@ def composed(overrides: tuple[str, ...]) -> DictConfig:
 
 def group(kind: str, name: str) -> dict:
     """One choice of a config group as plain data, for example group("model", "alibi")."""
-    return copy.deepcopy(composed_group(kind, name))
+    return copy.deepcopy(group_of(kind, name))
 
 
 @functools.cache
-def composed_group(kind: str, name: str) -> dict:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]
-
-
-def processor_seconds(*arguments: str | Path) -> float:
-    """What `python ARGUMENTS` takes of the processor: what else runs counts less than by the clock."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def group_of(kind: str, name: str) -> dict:
+    choice = load_plain(CONF / kind / f"{name}.yaml")
+    if {kind, "defaults"} & choice.keys() or "${" in str(choice):  # it sets other keys, or is made of them
+        choice = OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]
+    return choice
 
 
 @pytest.fixture(scope="session")

@@ -47,11 +47,8 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {  # what tasks write into `result.jso
 
 
 def config_of(*overrides: str) -> dict[str, Any]:
-    """Return a composed config as plain data; a seed costs no composition of its own."""
-    seeds = [word for word in overrides if word.startswith("seed=")]
-    config = compose(*(word for word in overrides if word not in seeds))
-    config.seed = int(seeds[-1].removeprefix("seed=")) if seeds else config.seed
-    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    """Return a composed config as plain data."""
+    return OmegaConf.to_container(compose(*overrides), resolve=True)  # type: ignore[return-value]
 
 
 def settings_of(*overrides: str) -> dict[str, Any]:
