@@ -195,9 +195,3 @@ def test_initialisation_has_its_standard_deviation(name: str, std: float) -> Non
 def test_what_a_network_cannot_have_is_an_error(build: Any, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         build(**changes)
-
-
-def test_other_errors() -> None:
-    ids = torch.ones(1, 4, dtype=torch.int64)
-    with pytest.raises(UserError, match=r"model=rnn reads one document after another; set task\.documents=joined"):
-        decoder(model=group("model", "rnn")).hidden(ids, documents_BT=ids)

@@ -96,49 +96,6 @@ def test_chunks_are_the_steps_and_so_are_their_gradients(layer: str, T: int, sta
     torch.testing.assert_close(chunks, steps, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 64])
-@every_layer
-def test_the_length_of_a_chunk_does_not_matter(layer: str, chunk: int) -> None:
-    arguments = inputs(layer, T=20)
-    torch.testing.assert_close(chunked(**arguments, chunk=chunk), step_by_step(**arguments), rtol=1e-10, atol=1e-10)
-
-
-@every_layer
-def test_first_and_second_derivatives(layer: str) -> None:
-    """Oracle: finite differences, in one chunk and a half."""
-    arguments = {name: x[:1, :1].requires_grad_() for name, x in tensors_of(inputs(layer, T=3)).items()}
-
-    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return chunked(**dict(zip(arguments, tensors)), delta=LAYERS[layer][1], chunk=2)
-
-    assert torch.autograd.gradcheck(run, tuple(arguments.values()))
-    assert torch.autograd.gradgradcheck(run, tuple(arguments.values()))
-
-
-@every_form
-@every_layer
-def test_no_output_depends_on_a_later_token(layer: str, form: Any) -> None:
-    arguments = inputs(layer, T=50)
-    for t in (1, 20, 32, 49):  # at the start of the text, within chunks, at the start of one
-        changed = {name: x.clone() for name, x in tensors_of(arguments).items()}
-        for name in changed.keys() - {"state"}:
-            changed[name][:, :, t:] *= 0.5
-        (before, _), (after, _) = form(**arguments), form(**arguments | changed)
-        torch.testing.assert_close(after[:, :, :t], before[:, :, :t], rtol=0, atol=1e-12)
-        assert (after[:, :, t] - before[:, :, t]).abs().max() > 1e-3
-
-
-@every_form
-@every_layer
-def test_a_text_in_two_halves_is_the_whole(layer: str, form: Any) -> None:
-    arguments = inputs(layer, T=70)
-    output, state = form(**arguments)
-    along_time = {name: x for name, x in tensors_of(arguments).items() if name != "state"}
-    first, between = chunked(**arguments | {name: x[:, :, :37] for name, x in along_time.items()})
-    second, end = form(**arguments | {name: x[:, :, 37:] for name, x in along_time.items()} | {"state": between})
-    torch.testing.assert_close((torch.cat((first, second), dim=2), end), (output, state), rtol=1e-10, atol=1e-10)
-
-
 def every_layer_with_decay(test: Any) -> Any:
     return pytest.mark.parametrize("layer", [name for name in LAYERS if LAYERS[name][0] != "none"])(test)
 
@@ -153,15 +110,6 @@ def test_strong_decay_gives_no_nan(layer: str, g: float) -> None:
         chunks, steps = with_gradients(chunked, arguments), with_gradients(step_by_step, arguments)
         assert all(x.isfinite().all() for x in chunks)
         torch.testing.assert_close(chunks, steps, rtol=2e-4, atol=2e-4)  # sums to -300 have steps of 3e-5
-
-
-@every_form
-@every_layer_with_decay
-def test_a_decay_of_zero_starts_a_new_text(layer: str, form: Any) -> None:
-    arguments = inputs(layer, T=40)
-    arguments["g"][:, :, 7] = -math.inf
-    text = {name: x[:, :, 7:] for name, x in tensors_of(arguments).items()}
-    torch.testing.assert_close(form(**arguments)[0][:, :, 7:], form(**arguments | text | {"state": None})[0])
 
 
 @every_form
@@ -189,21 +137,6 @@ def test_half_precision_computes_in_single(layer: str, form: Any) -> None:
     expected = form(**arguments | {name: x.float() for name, x in half.items()})
     assert output.dtype == torch.bfloat16 and torch.equal(output, expected[0].bfloat16())
     assert state.dtype == torch.float32 and torch.equal(state, expected[1])
-
-
-@every_form
-@every_layer
-def test_vmap(layer: str, form: Any) -> None:
-    """Over the models of an ensemble, say. Oracle: one after another."""
-    arguments = inputs(layer, T=40)
-    names, tensors = zip(*tensors_of(arguments).items())
-    pairs = [torch.stack((x, 0.5 * x)) for x in tensors]
-
-    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return form(**arguments | dict(zip(names, tensors)))
-
-    expected = [torch.stack(results) for results in zip(*(run(*(x[i] for x in pairs)) for i in range(2)))]
-    torch.testing.assert_close(list(torch.func.vmap(run)(*pairs)), expected)
 
 
 @pytest.mark.parametrize("layer", ["gated linear attention", "gated deltanet"])

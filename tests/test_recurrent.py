@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from conftest import TINY, compose, group
+from conftest import group
 from test_models import classifier, sentences
 from torch import nn
 
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.recurrent import Recurrent
-from speechformer.training.run import execute
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -54,9 +51,3 @@ def test_as_a_classifier_it_does_not_see_padding() -> None:
     with torch.no_grad():
         model.encoder.embedding.weight[0] += 1
     assert torch.equal(model(ids), logits)
-
-
-def test_it_trains(tmp_path: Path) -> None:
-    settings = ["task=lm", "model=rnn", "model.cell=lstm", "trainer.max_steps=4", "eval_interval=2"]
-    result = execute(compose(*TINY, *settings), tmp_path)
-    assert result["status"] == "finished" and result["parameters"]["cells"] > 0

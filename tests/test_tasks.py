@@ -118,26 +118,6 @@ def test_one_loss_that_is_not_a_number_is_not_left_out() -> None:
     assert metric.compute().isnan()
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("rows", [1, 256, 1000])
-def test_loss_in_chunks_is_the_loss_at_once(rows: int, smoothing: float) -> None:
-    """Oracle: (1 - e) times the loss of the target plus e times the mean loss of all tokens, in float64."""
-    torch.manual_seed(0)
-    output = torch.nn.Linear(8, 40)
-    hidden, targets = torch.randn(rows, 8, requires_grad=True), torch.randint(0, 40, (rows,))
-    log = F.linear(hidden.double(), output.weight.double(), output.bias.double()).log_softmax(dim=-1)
-    of_target = log[torch.arange(rows), targets]
-    expected = -((1 - smoothing) * of_target + smoothing * log.mean(dim=-1)).mean()
-    loss = next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
-    inputs = [hidden, output.weight, output.bias]
-    torch.testing.assert_close(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs))
-    with torch.inference_mode():
-        evaluated = next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
-        assert next_token_loss(output.weight, output.bias, hidden[:0], targets[:0], smoothing) == 0
-    for value in (loss, evaluated):
-        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_training_loss_is_the_loss_of_the_next_token() -> None:
     task = language_model().eval()
     ids = torch.randint(2, 50, (4, 21))
