@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODELS, PATTERNS, RECURRENT
 from test_encoder_decoder import translator
 
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
@@ -73,15 +72,6 @@ def test_the_search_is_the_naive_one(names: list[str]) -> None:
     for beam, alpha, limit in ((1, 1.0, 3), (1, 1.0, 12), (2, 0.0, 12), (4, 3.0, 12), (125, 0.6, 3)):
         lengths |= compare(models, ids, beam, alpha, limit)
     assert len(lengths) > 2  # some end by themselves
-
-
-@pytest.mark.parametrize(
-    ("model", "pattern"),
-    [(model, "full") for model in [*MODELS, *RECURRENT]] + [("alibi", pattern) for pattern in PATTERNS],
-)
-def test_the_cache_changes_nothing(model: str, pattern: str) -> None:
-    """Oracle: the naive search, whose model reads all tokens again for each next one."""
-    compare([opinionated(model, pattern, block_size=30)], sources(3), 4, 1.0, 14)
 
 
 def compare(models: list[Any], ids: torch.Tensor, beam: int, alpha: float, limit: int) -> set[int]:
