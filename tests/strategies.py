@@ -6,7 +6,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,6 @@ JSON = st.recursive(
 )
 
 
-def rarely(odd: st.SearchStrategy[Any], common: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw from the first strategy once in sixteen times."""
-    return st.integers(0, 15).flatmap(lambda number: odd if number == 7 else common)  # ends are drawn often
-
-
 @st.composite
 def damaged(draw: Callable, content: bytes) -> bytes:
     """The content with one bit flipped, or bytes replaced, inserted or deleted, or cut off."""
@@ -41,20 +36,6 @@ def damaged(draw: Callable, content: bytes) -> bytes:
     kind = draw(st.sampled_from(sorted(middles)))
     end = {"insert": start, "flip": start + 1, "cut": len(content)}.get(kind, start + length)
     return content[:start] + middles[kind] + content[end:]
-
-
-@st.composite
-def text_files(draw: Callable) -> bytes:
-    """A file of lines, rarely with odd characters, in another encoding, with mixed line ends, or damaged."""
-    words = st.lists(st.sampled_from(["we", "<doc>", "é", "a\u2028b", "\x85x"]), min_size=1, max_size=6).map(" ".join)
-    rows = draw(st.lists(rarely(TEXT, words), min_size=1, max_size=6))
-    is_odd = draw(rarely(st.just(True), st.just(False)))
-    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
-    ends = [draw(st.sampled_from(["\n", "\r\n", "\r"])) if is_odd else end for _ in rows]
-    ends[-1] = draw(st.sampled_from(["", ends[-1]]))
-    encoding = draw(st.sampled_from(["utf-8", "utf-16", "latin-1"] if is_odd else ["utf-8", "utf-8-sig"]))
-    content = "".join(map("".join, zip(rows, ends))).encode(encoding, "replace")
-    return draw(rarely(damaged(content), st.just(content)))
 
 
 def create(folder: Path, entries: dict[str, Entry]) -> None:
@@ -105,8 +86,6 @@ weights weights/3.ckpt tensorboard tensorboard/hparams.yaml .replaced .replaced/
 NEARLY = """
 result.json~ last.ckpt.partial notes.txt sub/result.json 4.ckpt .replaced.txt
 """
-ODD_VALUES = "nan inf 1e400 null true [] {} [1,2] {a:1} 'x' ' \" ${width} ${no} ${oc.env:HOME} ??? 1,2 range(3) ="
-VALID_WORDS = "width=16 seed=3 ff=${width} task=lm task=translate model=alibi pattern=window"
 
 
 def run_folders() -> st.SearchStrategy[tuple[str, dict[str, Entry], bool]]:
@@ -115,16 +94,3 @@ def run_folders() -> st.SearchStrategy[tuple[str, dict[str, Entry], bool]]:
     contents = st.sampled_from([b"x", b"{}", b'{"identity": "x"}']) | ENTRIES
     entries = st.dictionaries(names, contents, max_size=3)
     return st.tuples(st.sampled_from(["empty", "begun", "interrupted", "finished"]), entries, st.booleans())
-
-
-def overrides(keys: Sequence[str]) -> st.SearchStrategy[list[str]]:
-    """Words of a command line: most of them settings of keys that exist."""
-    cyclic = st.sampled_from([f"${{{key}}}" for key in keys])
-    values = (
-        st.integers(-2, 70).map(str) | st.floats().map(repr) | st.sampled_from(ODD_VALUES.split()) | cyclic | TEXT
-    )
-    settings = st.tuples(st.sampled_from([*keys, "", "a.b", "task", "model.x"]), values).map("=".join)
-    prefixed = st.tuples(st.sampled_from(["+", "++", "~", "+trainer."]), settings).map("".join)
-    valid = st.sampled_from(VALID_WORDS.split())
-    words = st.lists(valid | valid | settings | rarely(prefixed | TEXT, settings), min_size=1, max_size=3)
-    return words.map(lambda chosen: [word for word in chosen if not word.lstrip("+~").startswith(("-", "hydra"))])

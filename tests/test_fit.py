@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import signal
 import socket
@@ -243,30 +242,6 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt", "checkpoints/"])
-def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
-    where: str, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*LM, "checkpoint_every=2", *(["keep_every_n_steps=2"] if where == "checkpoints/" else [])]
-    save, written = torch.save, []
-
-    def half(checkpoint: Any, file: Any) -> None:
-        written.extend([file.name] if where in file.name else [])
-        if len(written) == 2:
-            file.write(b"half a checkpoint")
-            file.flush()
-            raise KilledError
-        save(checkpoint, file)
-
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(torch, "save", half)
-        run(tmp_path, *words)
-    name = "checkpoints/2.ckpt" if where == "checkpoints/" else where
-    (tmp_path / f"{name}.0123abcd.partial").write_bytes(b"half a checkpoint")  # only an exception takes it away
-    assert essence(tmp_path, run(tmp_path, *words)) == whole
-    assert not list(tmp_path.rglob("*.partial"))
-
-
 WILD = [
     *("recipe.optimizer=sgd", "recipe.lr=1000", "architecture.norm=post", "architecture.final_norm=false"),
     *("eval_interval=400", "recipe.schedule=constant", "recipe.warmup_steps=0", "trainer.max_steps=500"),
@@ -320,32 +295,8 @@ def test_overfitting_repeats_its_batches(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == 3 * seen[:2] and seen[0] != seen[1]
 
 
-@pytest.mark.slow
-def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
-    """`kill -9`, twice, wherever it strikes; oracle: the run that was not killed."""
-    words = [*OWN, "task=lm", "trainer.max_steps=400", "eval_interval=100", "checkpoint_every=5"]
-    folder = tmp_path / "killed"
-    expected = essence(tmp_path / "whole", execute(compose(*words), tmp_path / "whole"))
-    last, written = folder / "last.ckpt", 0
-    for _ in range(2):
-        command = Command("speechformer.train", *words, f"hydra.run.dir={folder}")
-        while not last.exists() or last.stat().st_mtime_ns == written:
-            assert command.poll() is None, command.output()
-            time.sleep(0.005)
-        command.send(signal.SIGKILL)
-        assert command.wait().returncode == -signal.SIGKILL
-        written = last.stat().st_mtime_ns
-        assert runs.state(folder).status == "interrupted"
-    done = run_command("speechformer.train", *words, f"hydra.run.dir={folder}")
-    assert done.returncode == 0, done.stderr
-    assert "resumes from its last checkpoint" in done.stdout
-    result = runs.read_result(folder)
-    assert result["attempts"] == 3
-    assert essence(folder, result) == expected
-
-
 def test_a_run_takes_all_threads_or_its_share_and_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, words = torch.get_num_threads(), [*OWN[:-1], *LM]
+    before, words = torch.get_num_threads(), [*OWN[:-1], "task=lm", "trainer.max_steps=2", "eval_interval=1"]
     monkeypatch.setattr(devices, "all_threads", lambda: 3)
 
     def threads(name: str, *overrides: str, share: int | None = None) -> int:
@@ -357,7 +308,7 @@ def test_a_run_takes_all_threads_or_its_share_and_keeps_them(tmp_path: Path, mon
 
     assert threads("all") == 3 and threads("share", share=2) == 2 and threads("fixed", "threads=2") == 2
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        kill_in_step(patch, 5)
+        kill_in_step(patch, 2)
         threads("killed", "threads=2")
     assert threads("killed") == 2
 
@@ -378,9 +329,7 @@ def test_a_compiled_run_is_the_same_run(traced: list[str], tmp_path: Path) -> No
     ("path", "value"),
     [
         ("optimizer_states/0/state/0/step", {"a": 1}),
-        ("loops/fit_loop/epoch_loop.val_loop.batch_progress/current", -1),
         ("progress/curve/0/test_perplexity_mean", torch.tensor(1.0)),
-        ("callbacks/Checkpoints", 3),
     ],
 )
 def test_a_checkpoint_of_strange_content_is_named(path: str, value: Any, interrupted: Path) -> None:
@@ -395,7 +344,7 @@ def test_a_checkpoint_of_strange_content_is_named(path: str, value: Any, interru
         run(interrupted, *LM)
 
 
-@pytest.mark.parametrize(("entry", "value"), [("loops", {}), ("optimizer_states", 3), ("state_dict", "text")])
+@pytest.mark.parametrize(("entry", "value"), [("loops", {}), ("state_dict", "text")])
 def test_a_checkpoint_of_something_else_is_done_without(
     entry: str, value: Any, whole: dict[str, Any], interrupted: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -453,20 +402,14 @@ def test_weights_of_another_run_are_not_tested(
         run(tmp_path / "one", *words)
 
 
-@pytest.mark.parametrize("words", [LM, CLEAN], ids=["last", "best"])
-def test_checkpoints_of_older_versions_name_no_run(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_of_older_versions_name_no_run(whole: dict[str, Any], interrupted: Path, capsys: Any) -> None:
     """Oracle: the run that nothing stopped."""
-    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *words))
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        kill_in_step(patch, 6)
-        run(tmp_path / "killed", *words, "checkpoint_every=1")
-    for path in (tmp_path / "killed").rglob("*.ckpt"):
+    for path in interrupted.rglob("*.ckpt"):
         content = torch.load(path, weights_only=True)
-        assert content.pop("identities") == [runs.owner_of(tmp_path / "killed")["identity"]]
+        assert content.pop("identities") == [runs.owner_of(interrupted)["identity"]]
         torch.save(content, path)
-    assert essence(tmp_path / "killed", run(tmp_path / "killed", *words)) == expected
+    assert essence(interrupted, run(interrupted, *LM)) == whole
+    assert "resumes from its last checkpoint" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -481,18 +424,6 @@ def test_a_checkpoint_that_is_cut_short_is_said_and_done_without(
     said = capsys.readouterr().out
     assert f"{last} is damaged" in said and ("resumes from its last checkpoint" in said) == (not both)
     assert essence(interrupted, result) == whole and not previous.exists()
-
-
-def test_no_flipped_bit_of_a_checkpoint_changes_a_resumed_run(
-    whole: dict[str, Any], left: Path, tmp_path: Path
-) -> None:
-    """A zip has a checksum of each part, which `torch.load` does not look at."""
-    content, chance = (left / "last.ckpt").read_bytes(), random.Random(0)
-    for trial in range(6):
-        folder, damaged = shutil.copytree(left, tmp_path / str(trial)), bytearray(content)
-        damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        (folder / "last.ckpt").write_bytes(damaged)
-        assert essence(folder, run(folder, *LM)) == whole
 
 
 def test_what_decorates_a_result_cannot_lose_it(
@@ -545,13 +476,10 @@ def test_a_finished_run_is_not_run_again_unless_forced(
     assert run(tmp_path, *LM, "seed=1", "force=true")["seed"] == 1
 
 
-def test_a_result_that_is_damaged_or_failed_is_made_again(tmp_path: Path) -> None:
+def test_a_result_that_is_lost_or_failed_is_made_again(tmp_path: Path) -> None:
     """The weights to average are gone by then, and their mean is there."""
     words = RUNS["translation, averaged"]
     first = run(tmp_path, *words)
-    (tmp_path / runs.RESULT).write_text('{"status": "fini')
-    with pytest.raises(runs.DamagedError, match="result.json is damaged: .* Restore it"):
-        run(tmp_path, *words)
     (tmp_path / runs.RESULT).unlink()
     assert run(tmp_path, *words)["metrics"] == first["metrics"]
     text = (tmp_path / runs.RESULT).read_text()
@@ -621,12 +549,6 @@ def test_a_figure_that_is_infinite_is_a_result(tmp_path: Path, capsys: pytest.Ca
     result = run(tmp_path, "task=lm", "recipe.lr=30", "trainer.max_steps=30", "eval_interval=10")
     assert result["status"] == "diverged" and result["best"]["value"] is None and result["steps"] == 30
     assert "at the end" in result["error"] and "DIVERGED" in capsys.readouterr().out
-
-
-def test_a_run_with_an_invalid_config_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="width must be a multiple of heads"):
-        run(tmp_path / "a", "heads=3")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_raises_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

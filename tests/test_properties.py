@@ -1,7 +1,7 @@
 """Properties of what is read: any input is accepted with nothing lost, or one sentence names the place.
 
-Each function `check_...` judges one input, against an oracle of its own: Python's own text and JSON readers, the
-undamaged checkpoint, the undisturbed run. It returns whether the input was accepted, and raises otherwise, also for
+Each function `check_...` judges one input, against an oracle of its own: Python's own JSON reader, the undamaged
+checkpoint, the undisturbed run. It returns whether the input was accepted, and raises otherwise, also for
 any exception that is no UserError. `-m slow` tries five times as many inputs.
 """
 
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import itertools
 import json
 import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +27,8 @@ from conftest import TINY, compose
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from speechformer import config as configs
-from speechformer import train
-from speechformer.corpora.files import parse_lines
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
-from speechformer.runs import naming
 from speechformer.tasks.registry import load_task, read_checkpoint
 from speechformer.training.run import execute
 
@@ -84,25 +78,6 @@ def attempt(read: Callable[[], T], *places: str) -> T | None:
         assert re.fullmatch(r"[^\n\r]+", message), f"not one line: {message!r}"
         assert any(place in message for place in places), f"{message!r} names none of {places[:5]}"
         return None
-
-
-def lines_of(content: bytes) -> list[str]:
-    """The lines of a file. Oracle: Python's `open`, which ends them at LF, CRLF and CR."""
-    with io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig") as file:
-        return [line.removesuffix("\n") for line in file]
-
-
-def check_text(content: bytes, world: Workshop) -> bool:
-    """Oracle: Python's decoder, and what `corpora/files.py` promises of line ends."""
-    lines = attempt(lambda: parse_lines(content, "folder/file"), "folder/file:")
-    with contextlib.suppress(UnicodeDecodeError):
-        text, kinds = content.decode("utf-8-sig"), {*re.findall(rb"\r\n|\r|\n", content)}
-        has_lines = "\0" not in text and b"\r" not in kinds
-        if has_lines and (expected := lines_of(content)) and all(map(str.strip, expected)):
-            assert lines == expected
-            return True
-    assert lines is None
-    return False
 
 
 def check_json(case: tuple[str, bytes], world: Workshop) -> bool:
@@ -195,30 +170,6 @@ def check_run_folder(case: tuple[str, dict[str, Any], bool], world: Workshop) ->
     return True
 
 
-def check_command_line(words: list[str], world: Workshop) -> bool:
-    """The command up to the run; Hydra and OmegaConf must not let an exception out either."""
-    composed: list[Any] = []
-    arguments, execute = sys.argv, train.execute
-    sys.argv = ["train", *words, f"hydra.run.dir={world.new_folder()}"]
-    train.execute = lambda cfg, *_, **__: composed.append(configs.as_plain(cfg)) or runs.read_result(world.run)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            train.main()
-    except SystemExit as end:
-        message, composed = str(end.code), []
-        assert re.fullmatch(r"Error: [^\n\r]+", message), f"{message!r} is not one line"
-        keys = [key for word in words for key in re.findall(r"\w+", word.partition("=")[0])]
-        named = [*keys, *map(repr, words), *filter(None, words)]
-        assert any(key in message for key in named), f"{message!r} names nothing of {words}"
-    finally:
-        train.execute, sys.argv = execute, arguments
-    for config in composed:
-        assert config == configs.as_plain(configs.compose(words)), "the command and the function disagree"
-        assert "nan" not in (text := json.dumps(config).lower()) and "infinity" not in text
-        assert Path(name := naming.run_name(config)).name == name
-    return bool(composed)
-
-
 def json_cases(world: Workshop) -> st.SearchStrategy[tuple[str, bytes]]:
     owner, result = (json.loads((world.run / name).read_text()) for name in ("run.json", "result.json"))
     sweep = {"jobs": {"one": ["a=1"], "two": ["a=2"]}}
@@ -228,19 +179,11 @@ def json_cases(world: Workshop) -> st.SearchStrategy[tuple[str, bytes]]:
     )
 
 
-def command_lines(world: Workshop) -> st.SearchStrategy[list[str]]:
-    config = configs.as_plain(world.config)
-    keys = [f"{name}.{key}" for name, group in config.items() if isinstance(group, dict) for key in group]
-    return strategy.overrides([*keys, *(name for name, value in config.items() if not isinstance(value, dict))])
-
-
 # Each kind: its inputs, its check, and how many inputs `make test` tries
 PROPERTIES: dict[str, tuple[Callable[[Workshop], st.SearchStrategy[Any]], Callable[[Any, Workshop], bool], int]] = {
-    "text": (lambda world: strategy.text_files(), check_text, 60),
     "json": (json_cases, check_json, 60),
     "checkpoint": (lambda world: strategy.damaged((world.run / "last.ckpt").read_bytes()), check_checkpoint, 30),
     "run folder": (lambda world: strategy.run_folders(), check_run_folder, 25),
-    "command line": (command_lines, check_command_line, 12),
 }
 
 

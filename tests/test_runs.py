@@ -220,9 +220,7 @@ def test_a_forced_run_replaces_the_old_one_whole_or_not_at_all(begins: bool, tmp
     [
         "heads=3",
         "machine=gpu",
-        "compile=abc",
         "trainer.precision=16-true",
-        "logger=[wandb]",
         "block_size=100000000",
         "corpus.root=nowhere",
         "+trainer.max_stepz=2",
