@@ -89,8 +89,3 @@ def test_errors_of_fit(overrides: list[str], message: str, tmp_path: Path) -> No
     with pytest.raises(UserError, match=message):
         speechformer.fit(*overrides, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_results_as_a_table(a_classifier: Path, a_language_model: Path) -> None:
-    table = speechformer.read_results(a_classifier, str(a_language_model))
-    assert table["task"].tolist() == ["classify", "lm"] and table["status"].tolist() == ["finished"] * 2

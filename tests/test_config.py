@@ -38,9 +38,6 @@ def test_what_hydra_cannot_follow_is_an_error_that_names_it(word: str) -> None:
     [
         ("recipe.lr=-1", "recipe.lr must be at least 0.0, not -1."),
         ("width=0", "width must be at least 1, not 0."),
-        ("keep_every_n_steps=0", "keep_every_n_steps must be at least 1, not 0."),
-        ("width=2.5", "width must be a whole number, not 2.5."),
-        ("width=true", "width must be a whole number, not True."),
         ("dropout=null", "dropout must be a number, not None."),
         ("dropout=1", "dropout must be less than 1, not 1."),
         ("architecture.bias=off", "architecture.bias must be true or false, not 'off'."),
@@ -48,11 +45,9 @@ def test_what_hydra_cannot_follow_is_an_error_that_names_it(word: str) -> None:
         ("trainer.max_epochs=-2", "trainer.max_epochs must be at least -1, not -2."),
         ("recipe.betas=[0.9]", "recipe.betas must be a list of at least 2, not [0.9]."),
         ("recipe.betas=[0.9,x]", "recipe.betas.1 must be a number, not 'x'."),
-        ("protocol.fold=first", "protocol.fold must be a whole number or 'seed', not 'first'."),
         ("corpus=speeches corpus.classes=[a,a]", "corpus.classes must be a list of different names"),
         ("task=lm task.data=pairs", "task.data must be 'texts', not 'pairs'."),
         ("model=alibi model.scale=far", "model.scale must be a number, not 'far'."),
-        ("pattern=window pattern.window=0", "pattern.window must be at least 1, not 0."),
         ("probe=copy task=probe probe.symbols=no", "probe.symbols must be a whole number, not 'no'."),
         ("~architecture.norm", "architecture lacks norm; every key of its yaml file is required."),
         ("+foo=1", "the config has no key 'foo'; the valid ones are: study, seed"),
@@ -157,23 +152,16 @@ def test_the_parameters_with_a_default_are_options() -> None:
         ("trainer.deterministic=maybe", False),
         ("trainer.deterministic=warn", True),
         ("trainer.gradient_clip_val=-1", False),
-        ("trainer.gradient_clip_val=0.5", True),
         ("trainer.limit_train_batches=0", False),
-        ("trainer.limit_train_batches=1.0", True),
         ("+trainer.limit_val_batches=0", False),
-        ("trainer.limit_train_batches=7", True),
         ("trainer.devices=[0,1]", True),
         ("trainer.devices=0", False),
-        ("+trainer.strategy=ddp", True),
-        ("+trainer.strategy=fsdp", True),
         ("+trainer.strategy=[ddp]", False),
         ("+trainer.min_steps=few", False),
         ("+trainer.detect_anomaly=maybe", False),
         ("+trainer.detect_anomaly=true", True),
         ("+trainer.fast_dev_run=2", True),
-        ("+trainer.overfit_batches=0.5", True),
         ("+trainer.num_sanity_val_steps=2", True),
-        ("+trainer.enable_progress_bar=true", True),
         ("+trainer.callbacks=[{_target_: lightning.pytorch.callbacks.LearningRateMonitor}]", True),
         ("+trainer.max_time={days:1}", True),
         ("+trainer.max_time=00:00:10:00", True),
@@ -204,15 +192,6 @@ def test_a_callback_of_the_config_is_called(tmp_path: Path) -> None:
     callbacks = "+trainer.callbacks=[{_target_: test_config.Counter}]"
     execute(composed(*TINY, "trainer.max_steps=3", callbacks), tmp_path / "run")
     assert Counter.steps == 3
-
-
-@pytest.mark.parametrize("overrides", [["eval_interval=null"], ["dropout=0"], ["trainer.max_epochs=null"], ["lr=1"]])
-def test_valid_values_and_unknown_keys(overrides: list[str]) -> None:
-    if overrides == ["lr=1"]:
-        with pytest.raises(UserError, match="the config has no key 'lr'"):
-            compose(overrides)
-    else:
-        as_plain(compose(overrides))
 
 
 def test_checking_positions_draws_no_random_number() -> None:

@@ -167,12 +167,11 @@ def test_a_run_with_leftover_ranks_writes_all_its_files(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["1", "abc"])
-def test_a_command_with_leftover_ranks_trains(value: str, tmp_path: Path) -> None:
+def test_a_command_with_leftover_ranks_trains(tmp_path: Path) -> None:
     """In a process that has not imported Lightning."""
     command = [sys.executable, "-m", "speechformer.train", *SHORT, "+trainer.benchmark=false", "hydra.run.dir=run"]
     package = str(Path(speechformer.__file__).parents[1])
-    environment = {**os.environ, **dict.fromkeys(RANKS, value), "PYTHONPATH": package}
+    environment = {**os.environ, **dict.fromkeys(RANKS, "abc"), "PYTHONPATH": package}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"result.json", "metrics.csv"} <= {path.name for path in (tmp_path / "run").iterdir()}

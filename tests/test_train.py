@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from commands import run_command
-from conftest import COMPOSED, MODELS, RECURRENT, TINY, compose
+from conftest import TINY, compose
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speechformer import train
+from speechformer.analysis.load import load
 from speechformer.config import CONF
 from speechformer.corpora.speeches import load_corpus
 from speechformer.corpora.tokenizer import Tokenizer
@@ -27,7 +28,8 @@ from speechformer.errors import UserError
 from speechformer.runs.folder import read_result
 from speechformer.tasks.classify import REFERENCES
 from speechformer.tasks.language_model import LanguageModel
-from speechformer.tasks.registry import build_data, load_task
+from speechformer.tasks.registry import load_task
+from speechformer.training.evaluation import evaluate
 from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
@@ -70,27 +72,16 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
         assert metrics["test_accuracy_in_train"] is None  # the sample repeats nothing
         assert metrics["test_accuracy_not_in_train"] == metrics["test_accuracy"]
 
-    # both checkpoints rebuild the model alone, and give the figures that the result names
-    config = result["config"]
-    data = build_data(config, load_corpus(config["corpus"]))
-    assert Tokenizer.load(tmp_path / "tokenizer.json").vocabulary == data.tokenizer.vocabulary  # type: ignore
-    for name in ("best", "last"):
-        loaded: Any = load_task(tmp_path / f"{name}.ckpt")
-        loaded.on_validation_epoch_start()
-        with torch.no_grad():
-            for batch in data.test_dataloader():
-                loaded.evaluate_batch(batch)
-        figures = loaded.compute_metrics()
-        if (name == "last") == (protocol == "paper"):
-            assert {key: metrics[key] for key in figures} == pytest.approx(figures, rel=1e-5)
-        elif protocol == "paper":
-            assert figures[result["best"]["metric"]] == pytest.approx(result["best"]["value"], rel=1e-5)
-    assert result["best"]["chosen_on"] == ("test" if protocol == "paper" else "validation")
+    # the best checkpoint gives the figure that it was chosen for
+    best = result["best"]
+    again = evaluate([load(tmp_path, "best.ckpt")])["metrics"]
+    assert again[best["metric"]] == pytest.approx(best["value"], rel=1e-5)
+    assert best["chosen_on"] == ("test" if protocol == "paper" else "validation")
 
     # the same in TensorBoard and as CSV; test is touched along the way only under the reports' protocol
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     scalars = set(events.Tags()["scalars"])
-    assert {"training/train_loss", f"metrics/{result['best']['metric']}"} <= scalars
+    assert {"training/train_loss", f"metrics/{best['metric']}"} <= scalars
     constant = {key for key in metrics if key in REFERENCES or "_unknown_rate" in key}  # of the corpus
     final = {name.removeprefix("metrics_final/") for name in scalars if name.startswith("metrics_final/")}
     assert final == {key for key, value in metrics.items() if value is not None} - constant
@@ -101,17 +92,7 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
         assert [int(row["step"]) for row in evaluations] == [point["step"] for point in result["curve"]]
         curve = [point[test] for point in result["curve"]]
         assert [float(row[test]) for row in evaluations] == pytest.approx(curve, rel=1e-5)
-    assert OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml")) == config
-
-
-@pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
-def test_the_same_seed_gives_the_same_run_to_the_last_bit(task: list[str], tmp_path: Path) -> None:
-    """Whatever random numbers were drawn before."""
-    torch.manual_seed(1)
-    first, second, other = (run(tmp_path / name, f"seed={seed}", *task) for name, seed in ("a0", "b0", "c1"))
-    assert first["metrics"] == second["metrics"] != other["metrics"]
-    states = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in "ab"]
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml")) == result["config"]
 
 
 @pytest.mark.parametrize(("model", "protocol"), [("alibi", "paper"), ("rope", "clean"), ("learned", "paper")])
@@ -155,15 +136,6 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert other.stderr.startswith("Error: ") and "here holds another run" in other.stderr
 
 
-@pytest.mark.slow
-def test_a_run_is_the_same_in_a_process_of_its_own(tmp_path: Path) -> None:
-    words = [*TINY, *LM, "threads=1"]
-    command = [sys.executable, "-m", "speechformer.train", *words, f"hydra.run.dir={tmp_path / 'a'}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert read_result(tmp_path / "a")["metrics"] == run(tmp_path / "b", *LM, "threads=1")["metrics"]
-
-
 def test_help_names_the_choices_without_heavy_imports() -> None:
     """Then libgomp is not loaded either, when the command says for how long its threads spin."""
     code = (
@@ -191,14 +163,8 @@ def test_help_names_the_choices_without_heavy_imports() -> None:
         (["-m", "pattern=full,{window:3}"], "has no name; write pattern={name:CHOICE,OPTION:VALUE}."),
         (["pattern=name:window", "pattern=window:3"], "Quote braces for the shell: 'pattern={name:CHOICE,"),
         (["+trainer.max_stepz=2"], "trainer has no key 'max_stepz'; .*Did you mean max_steps?"),
-        (["+trainer.logger=false"], "trainer.logger cannot be set"),
-        (["+foo=1"], "the config has no key 'foo'; the valid ones are: study, "),
-        (["width=abc"], "width must be a whole number, not 'abc'"),
         (["model=alibi", "model.slopes=[1]"], "model.slopes must be geometric, learned or a list of 2 numbers"),
-        (["corpus.classes=[a,b]"], "train_CLS.tsv:3: label '2' is not one of 0 (a), 1 (b)"),
-        (["corpus.classes=[a,a,b]"], "corpus.classes must be a list of different names"),
         (["recipe=cosine", "trainer.max_epochs=-1"], "recipe.schedule ends with the run, so set trainer.max_steps"),
-        (["protocol=clean", "protocol.validation=0"], "protocol=clean chooses on a held-out part"),
         (["trainer.precision=9"], "trainer: Precision 9 is invalid"),
         (
             ["trainer.num_nodes=2"],
@@ -206,20 +172,15 @@ def test_help_names_the_choices_without_heavy_imports() -> None:
         ),
         (["trainer.nodes=2"], "and with a + those of Lightning's Trainer."),
         (["heads=3"], "width must be a multiple of heads"),
-        (["corpus=speeches", "corpus.root=nowhere"], "No speech files .* in corpus.root (nowhere), which does not"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["model=rope,nope"], "'model=rope,nope': several values are a sweep, so add -m"),
         (["corpus.classes=a,b"], "so add -m; a list needs brackets, as in '[a,b]'."),
         (["task=translate", "corpus.target=en"], "corpus.source and corpus.target are both en; name two languages"),
-        (["task=lm", "corpus=ted"], "task=lm reads texts, and corpus=ted has none"),
         (["~model"], "the config lacks model; every key of its yaml file is required."),
         (["+trainer.max_time={days:9999999999}"], "trainer: Python int too large"),
         (["width=65536", "ff=65536", "layers=100"], "GiB for its weights, gradients and the optimizer's state, and "),
-        (["model==alibi"], "'model==alibi' cannot be parsed; write KEY=VALUE"),
         (["width=${nowhere}"], "width: Interpolation key 'nowhere' not found."),
         (["vocab_size=20"], "vocab_size=20 is less than the .* tokens of the vocabulary"),
-        (["model=rnn", "pattern=window"], "model=rnn has no self-attention, so pattern must be full"),
-        (["recipe.schedule=vaswani", "recipe.warmup_steps=0"], "needs recipe.warmup_steps"),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(
@@ -260,14 +221,11 @@ def test_a_run_that_ends_before_its_first_evaluation_is_evaluated_all_the_same(t
     assert 0 <= result["metrics"]["test_accuracy"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("model", "precision"), [("alibi", "bf16-mixed"), ("rope", "bf16-true"), ("rope", "64-true")]
-)
-def test_every_precision_trains_with_clipped_gradients(model: str, precision: str, tmp_path: Path) -> None:
+def test_half_precision_trains_with_clipped_gradients(tmp_path: Path) -> None:
     """Oracle: the same run in float32; 6 steps from the same weights end near each other."""
-    options = [f"model={model}", "trainer.gradient_clip_val=1.0", "dropout=0.0", *LM]
+    options = ["model=rope", "trainer.gradient_clip_val=1.0", "dropout=0.0", *LM]
     expected = run(tmp_path / "a", *options)["metrics"]["test_perplexity_mean"]
-    got = run(tmp_path / "b", f"trainer.precision={precision}", *options)["metrics"]["test_perplexity_mean"]
+    got = run(tmp_path / "b", "trainer.precision=bf16-true", *options)["metrics"]["test_perplexity_mean"]
     assert got == pytest.approx(expected, rel=0.03)
 
 
@@ -313,12 +271,6 @@ def test_training_never_touches_the_network(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(socket.socket, "connect", fail)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     assert run(tmp_path, *LM)["status"] == "finished"
-
-
-def test_the_command_completes() -> None:
-    variables = {"COMP_LINE": "speechformer-train model=", "COMP_POINT": "25"}
-    done = run_command("speechformer.train", "-sc", "query=bash", **variables)
-    assert done.stdout.split() == [f"model={name}" for name in sorted([*MODELS, *RECURRENT, *COMPOSED])]
 
 
 @pytest.mark.cuda

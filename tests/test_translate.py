@@ -10,7 +10,6 @@ import torch
 from commands import call
 from conftest import compose, run_in
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_encoder_decoder import translator
 
 from speechformer.analysis.load import load
@@ -54,16 +53,6 @@ def test_it_learns_and_the_result_is_that_of_the_translations_it_leaves(trained:
     assert result["metrics"]["test_bleu"] > 80 and result["metrics"]["copy_bleu"] < 5
     assert result["scoring"] == signatures()
     assert result["best"]["metric"] == "validation_bleu" and result["best"]["chosen_on"] == "validation"
-
-
-def test_translations_of_dev_stand_in_tensorboard_at_every_evaluation(trained: tuple[Path, dict]) -> None:
-    folder, result = trained
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("translations/")]
-    assert len(tags) == 5
-    shown = events.Tensors(tags[0])
-    assert [event.step for event in shown] == [point["step"] for point in result["curve"]]
-    assert shown[-1].tensor_proto.string_val[0].startswith(b"source: ")
 
 
 def test_a_run_translates_as_it_was_tested(trained: tuple[Path, dict]) -> None:
@@ -111,19 +100,12 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     assert min(Image.open(tmp_path / "a.png").size) > 300
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("32-true", marks=pytest.mark.slow)])
 def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_sources(
-    precision: str, little_pairs: Path, tmp_path: Path
+    little_pairs: Path, tmp_path: Path
 ) -> None:
-    options = [
-        f"corpus.root={little_pairs}",
-        "corpus=ted",
-        "task=translate",
-        "task.tokens=words",
-        "task.vocab_size=40",
-    ]
+    options = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.tokens=words", "task.vocab_size=40"]
     options += ["model=learned", "block_size=60", "trainer.max_steps=10", "recipe.warmup_steps=2", "recipe.lr=1e-2"]
-    run = load(run_in(tmp_path, *options, f"trainer.precision={precision}"))
+    run = load(run_in(tmp_path, *options, "trainer.precision=bf16-mixed"))
     rows = pairs_of(tmp_path)
     assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
     out, err = call(main, tmp_path, "the the", "long " * 80)
