@@ -181,15 +181,6 @@ def test_a_command_does_without_a_stream(name: str, stream: str, monkeypatch: py
     assert not getattr(sys, stream).isatty()
 
 
-@pytest.mark.slow
-def test_a_command_reads_and_writes_nothing_where_streams_are_closed(tmp_path: Path, a_classifier: Path) -> None:
-    code = f"from speechformer.predict import main; import sys; sys.argv = ['predict', {str(a_classifier)!r}]; main()"
-    closed = [f"os.close({number})" for number in (0, 2)]
-    starts = f"import os, sys; {'; '.join(closed)}; os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
-    done = run(starts, tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_silently_if_its_reader_is_gone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--help | head`; and without docstrings, as in `python -OO`."""
@@ -201,15 +192,6 @@ def test_help_ends_silently_if_its_reader_is_gone(name: str, monkeypatch: pytest
         monkeypatch.setattr(sys, "stdout", pipe)
         assert ends(name, "--help") in (None, 0)
         assert sys.stdout is not pipe
-
-
-def test_a_warning_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with contextlib.suppress(BrokenPipeError), open(write, "w", encoding="utf-8") as pipe:
-        monkeypatch.setattr(sys, "stderr", pipe)
-        console.warn("lost")
-        console.warn("lost")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")

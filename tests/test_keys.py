@@ -12,7 +12,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speechformer
 from speechformer import __main__ as overview
 from speechformer import train
 from speechformer.config import compose
@@ -100,10 +99,3 @@ def test_the_package_lists_its_commands(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", ["speechformer", "train", "lr=1"])
     with pytest.raises(SystemExit, match=r"write python -m speechformer\.train \.\.\.\.$"):
         overview.main()
-
-
-@pytest.mark.parametrize("module", [overview, train])
-def test_the_version_is_ours(module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(sys, "argv", ["command", "--version"])
-    module.main()
-    assert capsys.readouterr().out == f"speechformer {speechformer.__version__}\n"

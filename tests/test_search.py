@@ -90,15 +90,6 @@ def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: 
     assert "sweep holds another search. Choose a new or an empty folder" in str(code)
 
 
-@pytest.mark.slow
-def test_the_space_of_recipes_is_searched(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
-    """Oracle: the keys of `conf/recipe` that the file names."""
-    words = ["protocol=clean", "hydra/sweeper=optuna_recipe", "hydra.sweep.dir=sweep", "hydra.sweeper.trials=1"]
-    sweep(*LM, *words, "recipe.warmup_steps=0")
-    (trial,) = study(tmp_path / "sweep").trials
-    assert set(trial.params) == {f"recipe.{key}" for key in ("lr", "schedule", "init", "label_smoothing")}
-
-
 def test_the_score_of_several_seeds_is_their_mean(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     words = [SPACE, "seed=0,1", "hydra.sweeper.trials=2", "hydra.sweeper.at_once=2", "hydra/launcher=ensemble"]
     code, out, err = sweep(*SEARCH, *words)
