@@ -167,21 +167,6 @@ def test_a_baseline_is_a_line_at_its_value(tmp_path: Path) -> None:
     assert ("None", 401.5) in {(line.get_marker(), line.get_xdata()[0]) for line in axis.lines}
 
 
-def test_figures_of_a_probe_are_named_by_length(tmp_path: Path) -> None:
-    """Oracle: the lengths and rows put in."""
-    names = [f"test_perplexity_length_{length}" for length in (8, 16, 32, 64, 128)]
-    runs = runs_of([{"recipe.lr": 1e-4 * (1 + k)} for k in range(64)], seeds=1, evaluations=1)
-    for run in runs:
-        run["metrics"] |= dict.fromkeys(names, 3.0)
-        run["report"] = {**run["report"], "columns": ["test_perplexity_mean", *names]}
-    with style():
-        figures = [figure for figure, _ in FIGURES[0](study_of(tmp_path, *runs))]
-    (figure,) = figures  # of 62 rows that finished
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["test perplexity", *(f"test, length, {length}" for length in (8, 16, 32, 64, 128))]
-    assert figure.get_size_inches()[0] <= 12
-
-
 def test_the_forest_of_differences_is_that_of_the_table(tmp_path: Path) -> None:
     """Oracle: the differences put in, their table, and its column of significance; each seed is a dot."""
     runs = runs_of([{"model.name": name} for name in MODELS[:3]], seeds=4)

@@ -11,10 +11,9 @@ import pytest
 import torch
 from conftest import MODELS, group
 
-from speechformer.analysis.encodings import draw_encodings, draw_patterns, table_of
+from speechformer.analysis.encodings import table_of
 from speechformer.errors import UserError
 from speechformer.layers.attention import gate_bias
-from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import (
     POSITIONS,
     ALiBi,
@@ -290,8 +289,3 @@ def test_a_panel_shows_what_the_class_computes() -> None:
     assert alibi[9, 4].item() == pytest.approx(-5 / 16) and alibi[4, 4] == 0 and alibi[4, 5].isnan()
     assert rope[3].tolist() == pytest.approx([math.cos(3 * 10000 ** (-2 * k / 8)) for k in range(4)], abs=1e-6)
     assert table_of(make(ALiBi, causal=False), **{**sizes, "causal": False})[1][4, 5].item() == pytest.approx(-1 / 16)
-
-
-def test_the_pictures_name_every_encoding_and_pattern() -> None:
-    titles = [[axis.get_title() for axis in figure.axes] for figure in (draw_encodings(), draw_patterns())]
-    assert titles == [[*POSITIONS], [*PATTERNS, *PATTERNS]]

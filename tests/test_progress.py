@@ -36,11 +36,6 @@ def jobs(*states: Any) -> list[sweeps.Job]:
 LEFT = runs.State("left", None, {})
 
 
-def test_the_score_is_the_metric_that_chose_the_checkpoint_as_measured_at_the_end() -> None:
-    assert progress.describe_score(finished(0.613).result) == "validation accuracy 61.3 %"
-    assert progress.describe_score({}) == ""
-
-
 def test_the_time_left() -> None:
     """Oracle: by hand. Two runs at once of 60 s: 0.75 and 0.5 of a run, and one that waits, are 67.5 s."""
     quarter = running(15, step=30, steps=120)
@@ -58,11 +53,6 @@ def test_a_line_says_it_all() -> None:
     )
     said = ["Finished in 60 s: seed=0: validation accuracy 50.0 %", "Failed: seed=1: no GPU"]
     assert [progress.outcome(job) for job in jobs(finished(0.5), failed)] == said
-
-
-def test_durations() -> None:
-    said = {0.4: "0:00:00", 59: "0:00:59", 90: "0:01:30", 3600 * 5 + 125: "5:02:05"}
-    assert {seconds: progress.duration(seconds) for seconds in said} == said
 
 
 class Terminal(io.StringIO):

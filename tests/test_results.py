@@ -27,12 +27,6 @@ OF_OTHERS = {"100", "64.5", "173"}  # whole shares, and results of baselines
 OF_OLDER_RUNS = ("test_bleu", "test_bleu_interval", "validation_bleu", "copy_bleu")
 JINJA = re.compile(r"\{\{|\{%")
 CODE = re.compile(r"```.*?```", re.DOTALL)
-RENDERED = "<!-- Rendered from studies/"  # the first line of a page whose template says what is typed
-PAGES = [
-    page
-    for page in (ROOT / "README.md", *sorted(REFERENCE.rglob("README.md")))
-    if not page.read_text(encoding="utf-8").startswith(RENDERED)
-]
 
 
 @pytest.mark.slow
