@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import shutil
 import statistics
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import call
@@ -15,6 +13,7 @@ from commands import call
 from speechformer.baselines import main, measure
 from speechformer.corpora.load import load
 from speechformer.errors import UserError
+from speechformer.models import naive_bayes
 from speechformer.runs.folder import read_result
 from speechformer.tasks.registry import build_data
 
@@ -42,8 +41,8 @@ def test_they_leave_results_like_every_run(tmp_path: Path) -> None:
     assert "validation_perplexity" in unigram and "lm_clean_kneser_ney_5_unknown" in figures
 
 
-def test_naive_bayes_is_its_formula(little: Path, tmp_path: Path) -> None:
-    """Oracle: P(class | words) by counts of the sentences that have a word or pair, every class equally likely."""
+def test_naive_bayes_is_that_of_the_models(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: `NaiveBayes`, which has no scikit-learn. Every class is equally likely, and a word counts once."""
     texts = Path(shutil.copytree(little, tmp_path / "texts"))
     lines = (little / "train_CLS.tsv").read_text(encoding="utf-8").splitlines()
     # classes of different sizes; some sentences say a word three times, or everything twice
@@ -51,26 +50,14 @@ def test_naive_bayes_is_its_formula(little: Path, tmp_path: Path) -> None:
     chosen = [f"{line} {line[2:] * (k % 2)} the the the\n" for k, line in enumerate(kept)]
     (texts / "train_CLS.tsv").write_text("".join(chosen), encoding="utf-8")
     bayes = measure(["task=classify", *speeches_in(texts)], tmp_path)[-1]
-    data = build_data(bayes["config"], load(bayes["config"]))
-
-    def features(text: str) -> set[tuple[int, ...]]:
-        ids = data.tokenizer.encode(text)[: data.block_size]
-        return {(k,) for k in ids} | {*itertools.pairwise(ids)}
-
-    counts: list[Counter] = [Counter() for _ in data.corpus.classes]
-    for label, text in data.splits.train:
-        counts[label].update(features(text))
-    known, smoothing = set().union(*counts), bayes["baseline"]["smoothing"]
-    sizes = [count.total() + smoothing * len(known) for count in counts]
-
-    def score(text: str, label: int) -> float:
-        shared = features(text) & known
-        return sum(math.log((counts[label][feature] + smoothing) / sizes[label]) for feature in shared)
-
-    rows = data.splits.test["test"]
-    right = [label == max(range(3), key=lambda guess: score(text, guess)) for label, text in rows]
+    data: Any = build_data(bayes["config"], load(bayes["config"]))
+    monkeypatch.setattr(naive_bayes, "SMOOTHING", bayes["baseline"]["smoothing"])
+    train, test = data.train, data.tested["test", ""]
+    model = naive_bayes.NaiveBayes(*train["ids"].shape, 3, data.vocab_size, weight=1.0)
+    model.fit(train["ids"], train["labels"])
+    accuracy = float((model(test["ids"]).argmax(dim=1) == test["labels"]).double().mean())
     assert bayes["baseline"]["name"] == "naive_bayes"
-    assert bayes["metrics"]["test_accuracy"] == pytest.approx(sum(right) / len(right), abs=1e-9)
+    assert bayes["metrics"]["test_accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
 def test_folds_are_averaged(little: Path, tmp_path: Path) -> None:

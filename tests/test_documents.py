@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 import shutil
@@ -149,40 +148,19 @@ def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:
     assert "Tan  fish ünd blue." in texts_of(second, "train") and "Red  fish ünd blue." in texts_of(first, "train")
 
 
-def lose_the_last_line(file: Path) -> None:
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
-
-
-def lose_a_merge(file: Path) -> None:
-    content = json.loads(file.read_bytes())
-    del content["model"]["vocab"]["".join(content["model"]["merges"].pop())]
-    file.write_text(json.dumps(content))
-
-
 def exchange_ids(file: Path) -> None:
     ids = np.fromfile(file, np.int32)
     ids[[1, 2]] = ids[[2, 1]]
     ids.tofile(file)
 
 
-def count_more(file: Path) -> None:
-    content = json.loads(file.read_bytes())
-    content["train"]["bytes"] += 1
-    file.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("train.bin", exchange_ids),
-        ("train.bin", Path.unlink),
-        ("test_stories.bin", lambda file: file.write_bytes(b"")),
-        ("counts.json", count_more),
-        ("tokenizer.json", lose_a_merge),
-        ("tokenizer.json", Path.unlink),
-        ("train_LM.txt", lose_the_last_line),
+        ("counts.json", Path.unlink),
+        ("tokenizer.json", lambda file: file.write_bytes(file.read_bytes()[:-1])),
         ("test_LM_stories.txt", lambda file: file.write_text("Another story.")),
-        ("sha256.json", lambda file: file.write_text("{")),
         ("sha256.json", lambda file: file.write_text("[]")),
     ],
 )

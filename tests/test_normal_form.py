@@ -15,7 +15,6 @@ import pytest
 import tokenizers
 from conftest import compose
 
-from speechformer.audit import audit
 from speechformer.config import as_plain
 from speechformer.corpora import authors
 from speechformer.corpora.documents import load_documents, split_documents
@@ -78,13 +77,6 @@ def test_a_copy_in_the_other_form_is_a_leak(kind: str, tmp_path: Path, monkeypat
             seen.append((protocol, corpus.sha256, data.counts, names))
             assert data.counts["removed_from_train" if protocol == "clean" else "test_in_train"] == 1
     assert seen == seen[:2] * 4
-
-
-def test_the_audit_counts_a_copy_in_the_other_form(tmp_path: Path) -> None:
-    words, files = TASKS["sentences"]
-    folder = write(tmp_path / "files", files, *FORMS)
-    corpus: Any = load(as_plain(compose(*words, f"corpus.root={folder}")))
-    assert audit(corpus)["between"]["test_CLS.tsv in train_CLS.tsv"]["exact"] == 1
 
 
 def test_authors_are_split_without_leaks_in_another_form(tmp_path: Path) -> None:
