@@ -91,22 +91,3 @@ def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) ->
     for check in (["check"], ["format", "--check"]):
         done = run([sys.executable, "-m", "ruff", *check, *python], tmp_path)
         assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("heading", "message"),
-    [
-        ("Adding a position", r"no formula: add FORMULAS\['log_distance'\]"),
-        ("Adding a pattern", r"no definition: add DEFINITIONS\['chunk'\]"),
-    ],
-)
-def test_a_missing_formula_is_named(heading: str, message: str, tmp_path: Path) -> None:
-    targets = [block for block in blocks(*PAGES) if block.heading == heading and block.target]
-    (formula,) = [block for block in targets if block.target and block.target.startswith("tests/")]
-    copy_repository(tmp_path)
-    for block in targets:
-        if block != formula:
-            apply(block, tmp_path)
-    name = "log_distance" if "log_distance" in message else "chunk"
-    done = run([sys.executable, "-m", "pytest", formula.target or "", "-k", f"is_its and {name}"], tmp_path)
-    assert done.returncode == 1 and re.search(message, done.stdout), done.stdout[-3000:]

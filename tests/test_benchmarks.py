@@ -4,8 +4,6 @@ import itertools
 import json
 import logging
 import math
-import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +85,6 @@ def test_the_interval_of_a_ratio() -> None:
     assert row.interval == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
 
 
-def run_main(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["steps.py", *arguments, "--output", str(folder)])
-    common.main("", [run_main, copy_weights], {}, rounds=1)
-
-
-def test_show_prints_the_file(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    row = common.Row("a step", "lm", {"ours": [0.0158, 0.0162]}, machine="M", commit="c")
-    (tmp_path / "steps.json").write_text(json.dumps({"rows": [asdict(row)]}))
-    run_main(["--show"], tmp_path, monkeypatch)
-    table = "| a step | ours |\n| --- | --- |\n| lm | 16 ms |\n\nMeasured on M, at commit c.\n"
-    assert capsys.readouterr().out == table
-
-
-def test_an_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for arguments, message in {
-        "--show": "steps.json: there is no such file; measure first, without --show.",
-        "--rounds=0": "--rounds must be at least 1, not 0.",
-        "b": "steps.py has no part 'b'; the valid ones are: run_main, copy_weights.",
-    }.items():
-        with pytest.raises(SystemExit, match=re.escape(message)):
-            run_main([arguments], tmp_path, monkeypatch)
-
-
 def row_of(B: int, T: int, partial: float, **milliseconds: float) -> common.Row:
     names = {"flex": limits.FLEX, "dense": limits.DENSE, "blocks": limits.BLOCKS}
     sides = {names[side]: [value / 1000] for side, value in milliseconds.items()}
@@ -142,12 +117,6 @@ def test_limits_take_the_fastest_kernel_of_a_table(today: limits.Limits) -> None
         assert best == today
 
 
-def test_the_batch_that_fits_into_memory() -> None:
-    """Oracle: by hand. 10 parameters take 160 bytes, each of 4 sequences 100, and 90 % of 2,000 bytes hold 16."""
-    assert gpu.most_sequences(parameters=10, peak=560, B=4, memory=2000) == 16
-    assert gpu.most_sequences(parameters=10, peak=560, B=4, memory=10**9) == gpu.MOST_BATCH
-
-
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,13 +137,6 @@ def test_a_row_is_added_to_what_the_file_has(tmp_path: Path) -> None:
     common.record(path, [common.Row("a step", "lm", {"ours": [2.0]})])
     assert [row.table for row in common.read_rows(path)] == ["other", "a step"]
     assert json.loads(path.read_text())["parts"] == [1]
-
-
-def test_results_that_differ_are_told_apart() -> None:
-    first = {"metrics": {"loss": 2.0, "none": None}, "curve": [{"step": 1, "loss": 4.0}]}
-    assert gpu.largest_difference(first, first) == 0
-    assert gpu.largest_difference(first, {**first, "curve": [{"step": 1, "loss": 5.0}]}) == 0.25
-    assert gpu.largest_difference(first, {**first, "curve": []}) == math.inf
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,18 +82,3 @@ def test_errors(arguments: list[str], sentence: str, a_language_model: Path, mon
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(SystemExit, match=sentence):
         call(main, folder, *arguments)
-
-
-def test_errors_in_python_name_the_argument(run: TrainedRun) -> None:
-    with pytest.raises(UserError, match="^top_k must be at least 1, not 0.$"):
-        run.generate("x", top_k=0)
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_ends_it_without_a_message(a_language_model: Path) -> None:
-    command = [sys.executable, "-m", "speechformer.generate", str(a_language_model), "the people", "--n", "200"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b"" and process.wait() == 0

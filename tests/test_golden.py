@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import golden_runs
 import pytest
 import torch
 from conftest import compose
@@ -90,30 +89,3 @@ def test_the_golden_figures_are_of_this_version_and_of_every_fast_case() -> None
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert golden["numerics_version"] == NUMERICS_VERSION, CHANGED
     assert sorted(golden["cases"]) == sorted(FAST)
-
-
-@pytest.mark.parametrize(
-    ("versions", "after", "code"),
-    [((1, 1), "other", 1), ((1, 2), "other", 0), ((0, 1), "other", 1), ((1, 1), "same", 0), ((1, 2), "failed", 1)],
-)
-def test_results_may_differ_only_under_another_version(
-    versions: tuple[int, int], after: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = {"status": "finished", "steps": 1, "corpus": "", "metrics": {}, "sha256": {"last": "a"}}
-    with_new_metric = {**run, "sha256": {"last": "a", "metric b": "c"}}  # which is no difference
-    outcomes: dict[str, Any] = {
-        "same": [with_new_metric],
-        "other": [{**run, "sha256": {"last": "b"}}],
-        "failed": {"error": "it failed"},
-    }
-    monkeypatch.setattr(golden_runs, "run", lambda at, *_: {"lm": outcomes[after] if at.name == "1" else [run]})
-    monkeypatch.setattr(golden_runs, "numerics_version", lambda checkout: versions[int(checkout.name)])
-    assert golden_runs.compare(tmp_path / "0", tmp_path / "1", ["lm"], 1) == code
-
-
-def test_figures_that_changed_are_not_recorded_under_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = GOLDEN.read_text(encoding="utf-8")
-    cases = json.loads(before)["cases"]
-    outcomes = {case: [{**run, "weight_norm": run["weight_norm"] * 1.01}] for case, run in cases.items()}
-    monkeypatch.setattr(golden_runs, "run", lambda *_: outcomes)
-    assert golden_runs.record(1) == 1 and GOLDEN.read_text(encoding="utf-8") == before
