@@ -69,7 +69,6 @@ def test_learned_positions_end(run: TrainedRun) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["x", "--n", "0"], "n must be at least 1"),
         (["x", "--temperature", "-1"], "temperature must be 0 or above"),
         (["--top-p", "2"], "top_p must be above 0 and at most 1"),  # before it asks for a prompt
         ([" "], "A sentence is empty"),

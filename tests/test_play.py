@@ -325,8 +325,6 @@ def test_the_command_writes_one_file(
     text = path.read_text(encoding="utf-8")
     assert text.count("</script>") == 2 and "<img" not in text and "default-src 'none'" in text
     assert not re.search(r"https?://", text) and str(tmp_path) not in text and str(a_classifier.parent) not in text
-    with pytest.raises(SystemExit, match=r"--output page.txt: name a file that ends with .html"):
-        call(main, a_classifier, "--output", "page.txt")
 
 
 def test_pages_of_many_runs_have_names_of_their_own_that_a_file_can_have() -> None:

@@ -120,11 +120,6 @@ def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_so
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere", "x"], "nowhere: no such folder"),
-        (
-            ["nowhere", "--beam", "0"],
-            "beam must be between 1 and 100, not 0.",
-        ),  # before it loads the run or reads stdin
         (["nowhere", "--length-penalty", "-1"], "length_penalty must be between 0 and 10, not -1.0."),
         (["nowhere", "x", "--attention", "a.xyz"], "--attention names a .png file"),
     ],
