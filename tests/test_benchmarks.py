@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 

@@ -103,8 +103,9 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
 def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_sources(
     little_pairs: Path, tmp_path: Path
 ) -> None:
-    options = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.tokens=words", "task.vocab_size=40"]
-    options += ["model=learned", "block_size=60", "trainer.max_steps=10", "recipe.warmup_steps=2", "recipe.lr=1e-2"]
+    options = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.tokens=words"]
+    options += ["task.vocab_size=40", "model=learned", "block_size=60", "trainer.max_steps=10"]
+    options += ["recipe.warmup_steps=2", "recipe.lr=1e-2"]
     run = load(run_in(tmp_path, *options, "trainer.precision=bf16-mixed"))
     rows = pairs_of(tmp_path)
     assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
