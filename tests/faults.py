@@ -133,7 +133,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ),
     ("models/families.py", "lambda _, x: x + 1", "lambda _, x: x", "pretrained"),
     ("tasks/registry.py", "if damaged is not None:", "if False:", "properties"),
-    ("training/fit.py", 'torch.manual_seed(config["seed"] + rank)', "torch.manual_seed(rank)", "ensemble"),
+    ("training/results.py", 'seed_everything(config["seed"]', "seed_everything(0", "fit"),
     ("baselines.py", "MultinomialNB(fit_prior=False)", "MultinomialNB(fit_prior=True)", "baselines"),
 )
 
