@@ -209,7 +209,7 @@ def test_checkpoints_that_are_kept(whole: dict[str, Any], tmp_path: Path, monkey
     assert not any("optimizer" in key for key in torch.load(kept / "checkpoints" / "2.ckpt", weights_only=True))
     run(still, *words, "recipe.lr=0", "recipe.weight_decay=0")
     assert states(still)[0] == states(still)[8] == steps[0] != steps[2]
-    run(tmp_path / "seed", "task=lm", "trainer.max_steps=1", "eval_interval=1", "keep_every_n_steps=1", "seed=1")
+    run(tmp_path / "seed", *words, "seed=1")
     assert states(tmp_path / "seed")[0] != steps[0]
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         kill_in_step(patch, 5)
