@@ -15,7 +15,7 @@ from speechformer.report import figures as drawn
 from speechformer.report.figures import INK, LOOKS, add_legend, draw_effect, panels, plt, style, wrapped, write_beside
 from speechformer.report.labels import joined
 from speechformer.report.load import Study
-from speechformer.report.tables import estimate, scale
+from speechformer.report.tables import estimate, heading, scale
 from studies.ladders import ladder_figure
 from studies.results import ON_SPEECHES, Claim, PageError, Results
 
@@ -27,9 +27,8 @@ LINK = re.compile(r"\]\(figures/(\w+)\.png\)")
 OF_STUDY = {
     "dots": drawn.dots,
     "lengths": drawn.context_lengths,
-    "sources": drawn.source_lengths,
-    "curves": drawn.curves,
 }
+MODELS = {"rnn": "GRU without attention", "rnn_attention": "GRU with attention", "sinusoidal": "transformer"}
 
 
 def draw_links(page: str, output: Path, results: Results) -> None:
@@ -51,10 +50,10 @@ def draw(name: str, results: Results) -> Any:
     if function == "ladder":
         return ladder_figure(results, study_name)
     study = next((study for study in results.studies if study.study == study_name), None)
-    if study is None or function not in {*OF_STUDY, "cost"}:
+    if study is None or function not in {*OF_STUDY, *OF_PAPER}:
         raise PageError(f"there is no figure {name}.")
-    if function == "cost":
-        return cost(study)
+    if function in OF_PAPER:
+        return OF_PAPER[function](study)
     return next(iter(OF_STUDY[function](study)))[0]
 
 
@@ -116,5 +115,29 @@ def cost(study: Study) -> Any:
     axes[0].set_xscale("log", base=2)
     axes[0].xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes[0].set_ylabel("test perplexity per token, sliding window")
+    for k, context in enumerate(contexts):
+        axes[0].scatter([], [], s=30 + 50 * k, color=INK, label=f"{context:,} tokens of context")
     add_legend(figure, axes[0])
     return figure
+
+
+def sources(study: Study) -> Any:
+    """Draw exact translations, or BLEU where these are rare, over the length of the source."""
+    exact = [study.summary(variant.label, "test_exact") for variant in study.variants]
+    metric = "test_exact" if any(own and own.mean > 0.2 for own in exact) else "test_bleu"
+    lines, buckets = {}, study.source_lengths()
+    for variant in study.finished_variants():
+        points = [study.summary(variant.label, f"{metric}_at_{bucket}") for bucket in buckets]
+        lines[variant.label] = {float(x): own for x, own in enumerate(points) if own}
+    name = f"{heading(metric)}: mean; lowest to highest seed"
+    figure, (axis,) = drawn.draw_lines(
+        study, {name: (scale(metric), lines)}, xlabel="words of the source (sentences)"
+    )
+    axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
+    axis.set_ylim(bottom=0)
+    for text, variant in zip(figure.legends[0].get_texts(), study.finished_variants()):
+        text.set_text(MODELS[variant.settings["model.name"]])
+    return figure
+
+
+OF_PAPER = {"cost": cost, "sources": sources}

@@ -17,6 +17,7 @@ from studies.results import PageError, Place, Results, Values, baseline_name, mi
 
 ON_TOP, BRANCH = "#3b7dd8", "#8b98a5"
 STRONGEST = ("kneser_ney_5", "kneser_ney_5_unknown", "naive_bayes", "tfidf_logistic")  # baselines in the figure
+MOST_ROWS = 12  # of a figure with the rungs beside a ladder
 NOT_A_STEP = ("seed=", "study=", "experiment=", "corpus=", "hydra", "threads=")
 
 
@@ -168,8 +169,13 @@ def steps_text(results: Results, name: str, metric: str) -> str:
 
 
 def ladder_figure(results: Results, name: str) -> Any:
-    """Draw the main metric on each rung, over all words and, of language models, over known ones."""
+    """Draw the main metric on each rung, over all words and, of language models, over known ones.
+
+    Rungs beside a long ladder are left out.
+    """
     ladder = rungs(results, name)
+    if len(ladder) > MOST_ROWS:
+        ladder = [rung for rung in ladder if rung.on_top]
     study = ladder[0].place.study
     metrics = [metric for metric in (study.metric, "test_known_perplexity_mean") if study.has(metric)]
     names = []
@@ -199,7 +205,7 @@ def ladder_figure(results: Results, name: str) -> Any:
         for dashes, run in zip(("--", ":", "-."), strongest):
             if (value := run.metrics.get(metric)) is not None:
                 axis.axvline(scale(metric) * value, color=INK, lw=1.1, ls=dashes, label=baseline_name(run), zorder=0)
-        axis.set_xlabel(heading(metric))
+        axis.set_xlabel(f"{heading(metric)}, 95 % interval")
         axis.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [wrapped(text, 46) for text in names], fontsize=8)
     axes[0].invert_yaxis()

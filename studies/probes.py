@@ -25,7 +25,7 @@ from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.figures import INK, plt, style, write
 from speechformer.report.labels import Variant, in_words, override
 from speechformer.report.load import Run, Study, build_studies, read_runs
-from speechformer.report.statistics import Summary, contrast, holm
+from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import NONE, found_below, mean_and_sd, number, state
 from speechformer.runs.folder import read_json
 from speechformer.runs.identity import LATER
@@ -255,24 +255,34 @@ def accuracies(cells: Sequence[Cell], by: str, fixed: Mapping[str, Any], lengths
 def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> Rows:
     """Return the best and the worst model on each probe, and how many pairs of models it separates.
 
-    A pair is separated if the 95 % confidence intervals of its means do not overlap. A model whose seeds agree has a
-    point in place of an interval, and two points are not compared. Models with fewer than five seeds are left out.
+    A pair is separated if its means differ at 5 % by Welch's test, after Holm's correction over all pairs of the
+    table. Two models whose seeds all agree are not compared. Models with fewer than five seeds are left out.
 
     Args:
-        without: names of models that do not count, such as those without attention.
+        without: names of models that are no part of pairs, such as those without attention; they stand beside.
     """
-    rows = [["probe, length", "best", "worst", "pairs separated"]]
-    for at, own in at_longest([cell for cell in usual(cells) if cell["model"] not in without], beyond):
-        own = [cell for cell in own if len(cell["runs"]) >= SEEDS]
+    rows, p_values, counts = [["probe, length", "best", "worst", *without, "pairs separated"]], list[float](), []
+    for at, models in at_longest(usual(cells), beyond):
+        beside = {cell["model"]: in_table(cell) for cell in models}
+        own = [cell for cell in models if cell["model"] not in without and len(cell["runs"]) >= SEEDS]
         if len(own) > 1:
-            ends = sorted(tuple(cell["interval"] or (cell["mean"], cell["mean"])) for cell in own)
-            pairs = [*itertools.combinations(ends, 2)]
-            apart = sum(a[1] < b[0] and (a[0], b[0]) != (a[1], b[1]) for a, b in pairs)
+            effects = [welch(*pair) for pair in itertools.combinations(own, 2)]
+            p_values += [effect.p for effect in effects if effect]
+            counts.append(len(effects))
             extremes = [most(own, key=lambda cell: cell["mean"]) for most in (max, min)]
             named = [f"{cell['model']} {in_table(cell)}" for cell in extremes]
             trained = f" (trained to {own[0]['longest']})" if beyond else ""
-            rows.append([at + trained, *named, f"{apart} of {len(pairs)}"])
+            rows.append([at + trained, *named, *(beside.get(name, NONE) for name in without)])
+    corrected = iter(holm(p_values))
+    for row, count in zip(rows[1:], counts):
+        row.append(f"{sum(p < 0.05 for p in itertools.islice(corrected, count))} of {count}")
     return rows
+
+
+def welch(cell: Cell, other: Cell) -> Effect | None:
+    """Return the mean of a cell less that of another, whose seeds count as independent; None without runs."""
+    first, second = ([run["value"] for run in own["runs"]] for own in (cell, other))
+    return contrast([(1, dict(enumerate(first))), (-1, dict(enumerate(second, len(first))))])
 
 
 def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
@@ -299,18 +309,18 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
 
 def longer(cells: Sequence[Cell]) -> Rows:
-    """Return where each comparison of `claims.yaml: longer` is supported and contradicted, and count the others.
+    """Return where each comparison of `claims.yaml: longer` is supported and contradicted, by Welch's test.
 
     One seed has no test, nor have values that do not vary over seeds.
     """
     own = usual(cells)
-    runs = {(c["probe"], c["length"], c["model"]): {r["seed"]: r["value"] for r in c["runs"]} for c in own}
+    table = {(cell["probe"], cell["length"], cell["model"]): cell for cell in own}
     beyond = sorted({(cell["probe"], cell["length"]) for cell in own if cell["length"] > cell["longest"]})
     compared = []
     for at in beyond:
         for claim in read_yaml("claims.yaml")["longer"]:
             better, worse = (in_words(f"model={claim[side]}", {}) for side in ("better", "worse"))
-            effect = contrast([(1, runs.get((*at, better), {})), (-1, runs.get((*at, worse), {}))])
+            effect = welch(*(table.get((*at, model), {"runs": []}) for model in (better, worse)))
             if effect is not None:
                 compared.append((f"{words(at[0])} {at[1]}", f"{better} − {worse}", effect))
     found: dict[str, dict[str, list[str]]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -229,6 +231,31 @@ def test_a_wrong_template_is_one_sentence(
     assert str(error.value).startswith("studies/pages/page.md: ")
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ('tested("+3.9 [+0.7, +7.0]", "more", "less", "open")', "more"),
+        ('tested("−3.9 [−7.0, −0.7]", "more", "less", "open")', "less"),
+        ('tested("+0.5 [−1.6, +2.6]", "more", "less", "open")', "open"),
+        ('tested("−0.5 [−1.6, +2.6]", "more", "less", "open")', "open"),
+        ('tested("+0.5 –", "more", "less", "open")', "open"),
+        ('stepped("worse, +1.5 [+1.0, +2.0]", "helps", "hurts", "open")', "hurts"),
+        ('stepped("inconclusive after correction, +1.5 [+0.1, +2.0]", "helps", "hurts", "open")', "open"),
+        ('effect("inconclusive after correction, +1.5 [+0.1, +2.0]")', "+1.5 [+0.1, +2.0]"),
+        ('judged("singhal_normal_new", "as claimed", "not so", "open")', "as claimed"),
+    ],
+)
+def test_a_sentence_follows_its_result(call: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: an interval on one side of nought, the verdict of a step, and that of a claim of the fixture."""
+    runs(tmp_path / "runs", HIGH, LOW)
+    (tmp_path / "pages").mkdir()
+    shutil.copy(Path(render.__file__).parent / "pages" / "_macros.md", tmp_path / "pages")
+    names = "judged, tested, stepped, effect"
+    assert (
+        page(f'{{% from "_macros.md" import {names} with context -%}}{{{{ {call} }}}}', tmp_path, monkeypatch) == says
+    )
+
+
 def test_the_tables_by_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: tables counted by hand, from the answers of a model with two seeds and of two baselines."""
     answers = {"seed0": "11110000", "seed1": "11110001", "naive_bayes": "11101111", "tfidf_logistic": "10000011"}
@@ -325,6 +352,28 @@ def test_costs_have_a_line_for_each_pattern(tmp_path: Path) -> None:
         for pattern, label in (("full", "full attention"), ("window", "window 5")):
             own = [points[pattern, context] for context in (32, 64)]
             assert lines[label] == [[p[cost] * (1e-6 if cost == 2 else 1), p[0]] for p in own]
+    plt.close("all")
+
+
+def test_models_have_a_line_over_the_length_of_the_source(tmp_path: Path) -> None:
+    """Oracle: the shares of exact strings of the runs; BLEU where exact translations are rare."""
+    exact = {"rnn": [0.9, 0.2], "sinusoidal": [1.0, 0.9]}
+    for rate, metric, unit in ((0.5, "test_exact", 100), (0.1, "test_bleu", 1)):
+        written = []
+        for model, points in exact.items():
+            run = result("task=translate", "corpus=digits", "study=digits", f"model={model}")
+            run["metrics"] |= {"test_exact": rate, "test_bleu": 50.0}
+            for bucket, value in zip(("1-10", "11-20"), points):
+                run["metrics"][f"{metric}_at_{bucket}"] = value
+            run["corpus"]["counts"] |= {"test_by_length": {"1-10": 5, "11-20": 6}}
+            written.append(run)
+        (study,) = Results([put(tmp_path / metric, *written)]).studies
+        figure = figures.sources(study)
+        (axis,), names = figure.axes, [text.get_text() for text in figure.legends[0].get_texts()]
+        lines = {name: line.get_ydata().tolist() for name, line in zip(names, axis.lines)}
+        assert lines.keys() == {figures.MODELS[model] for model in exact}
+        for model, points in exact.items():
+            assert lines[figures.MODELS[model]] == pytest.approx([unit * value for value in points])
     plt.close("all")
 
 
@@ -447,21 +496,35 @@ def test_claims_about_longer_texts() -> None:
         assert rows[name] == ([*places, "0", "0"] if highest <= 0.05 else ["–", "–", "1", "0"])
 
 
-def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
-    """Oracle: intervals by hand. Equal seeds have a point; two points are not compared; four seeds do not count."""
-    cells = [
-        cell("rope", [1.0] * 5, 20),
-        cell("learned", [0.95] * 5, 20),
-        cell("alibi", [0.9, 0.88, 0.9, 0.88, 0.9], 20, [0.8, 0.94]),
-        cell("nope", [0.7] * 5, 20, [0.6, 0.85]),
-        cell("fire", [0.1] * 4, 20, [0.05, 0.15]),
-        cell("nope", [0.1, 0.2] * 3, 40, [0.05, 0.25]),
-        cell("alibi", [0.2, 0.4] * 3, 40, [0.2, 0.4]),
-    ]
-    rows = [["copy, 20", "rope 100.0 ± 0.0", "nope 70.0 ± 0.0", "4 of 6"]]
-    assert probes.separations(cells, False, [])[1:] == rows
-    rows = [["copy, 40 (trained to 20)", "alibi 30.0 ± 11.0", "nope 15.0 ± 5.5", "0 of 1"]]
-    assert probes.separations(cells, True, [])[1:] == rows
+def test_separated_pairs_are_those_of_welchs_test_after_holms_correction() -> None:
+    """Oracle: scipy's Welch test and Holm's correction by hand over both probes, of which one decides the other.
+
+    Seeds that correlate are not paired, two models whose seeds all agree are not compared, four seeds do not count,
+    and an RNN stands beside.
+    """
+    values = {
+        "rope": [0.9, 0.88, 0.91, 0.87, 0.9],
+        "alibi": [0.85, 0.81, 0.89, 0.79, 0.86],
+        "nope": [0.5, 0.52, 0.48, 0.51, 0.49],
+    }
+    other = {"rope": [0.9, 0.5, 0.7, 0.6, 0.8], "alibi": [0.8, 0.4, 0.6, 0.5, 0.7]}
+    pairs = [(values[one], values[two]) for one, two in itertools.combinations(values, 2)]
+    p_values = [stats.ttest_ind(*pair, equal_var=False).pvalue for pair in [*pairs, tuple(other.values())]]
+    highest, apart = 0.0, 0
+    for rank, p in enumerate(sorted(p_values)):
+        highest = max(highest, (len(p_values) - rank) * p)
+        apart += highest < 0.05
+    assert sum(p < 0.05 for p in p_values) == 3 and apart == 2  # so the correction over both probes decides
+    cells = [cell(name, own, 20) for name, own in values.items()]
+    cells += [cell("fire", [0.1] * 4, 20), cell("RNN", [0.3] * 5, 20)]
+    cells += [{**cell(name, own, 20), "probe": "reverse"} for name, own in other.items()]
+    rows = probes.separations(cells, False, ["RNN"])
+    assert rows[1] == ["copy, 20", "rope 89.2 ± 1.6", "nope 50.0 ± 1.6", "30.0 ± 0.0", "2 of 3"]
+    assert rows[2] == ["reverse, 20", "rope 70.0 ± 15.8", "alibi 60.0 ± 15.8", "–", "0 of 1"]
+    constant = [cell("nope", [0.5] * 5, 20), cell("learned", [0.7] * 5, 20)]
+    assert probes.separations(constant, False, [])[1][-1] == "0 of 1"
+    longer = [{**own, "length": 40} for own in cells if own["probe"] == "copy"]
+    assert probes.separations(longer, True, ["RNN"])[1][0] == "copy, 40 (trained to 20)"
 
 
 @pytest.mark.slow
