@@ -9,8 +9,10 @@ PYTHON=.venv/bin/python
 DRY=${DRY:-}
 trap 'exit 130' INT TERM # a run that saves its state at Ctrl-C exits by itself, so bash would start the next one
 
-speechformer() { # COMMAND ARGUMENTS...
-    local command=("$PYTHON" -m "speechformer.$1" "${@:2}")
+speechformer() { module "speechformer.$1" "${@:2}"; } # COMMAND ARGUMENTS...
+
+module() { # MODULE ARGUMENTS...
+    local command=("$PYTHON" -m "$@")
     if [ "$DRY" ]; then printf '%q ' "${command[@]}" && echo; else "${command[@]}"; fi
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,23 @@ import matplotlib
 import numpy as np
 
 from speechformer.report import figures as drawn
-from speechformer.report.figures import INK, LOOKS, add_legend, draw_effect, panels, plt, style, wrapped, write_beside
+from speechformer.report.figures import INK, LOOKS, add_legend, draw_effect, panels, plt, style, wrapped
 from speechformer.report.labels import joined
 from speechformer.report.load import Study
-from speechformer.report.tables import estimate, heading, scale
+from speechformer.report.tables import heading, scale
+from studies import published
 from studies.ladders import ladder_figure
-from studies.results import ON_SPEECHES, Claim, PageError, Results
+from studies.results import Claim, PageError, Results, read_yaml
 
-VERDICTS = {"supported": ("#0072B2", "o"), "inconclusive": ("#8a949e", "s"), "contradicted": ("#D55E00", "X")}
-UNITS = {"accuracy": "test accuracy, points", "exact": "exact translations, points", "bleu": "BLEU"}
+VERDICTS = {
+    "supported": ("#0072B2", "o"),
+    "equivalent": ("#009E73", "^"),
+    "inconclusive": ("#8a949e", "s"),
+    "contradicted": ("#D55E00", "X"),
+}
 COSTS = {"training_seconds": "training, seconds", "peak_megabytes": "peak of memory, MB"}
 SLIDING = "test_sliding_perplexity_mean"  # in which the first tokens of a block have a context, too
+TICKS = (-30, -10, -5, 0, 5, 10, 30)  # logarithmic beyond 5
 LINK = re.compile(r"\]\(figures/(\w+)\.png\)")
 OF_STUDY = {
     "dots": drawn.dots,
@@ -40,13 +47,15 @@ def draw_links(page: str, output: Path, results: Results) -> None:
     for name in dict.fromkeys(LINK.findall(page)):
         (output / "figures").mkdir(exist_ok=True)
         with style():
-            figure = claims(results) if name == "claims" else draw(name, results)
+            figure = draw(name, results)
             drawn.write(figure, output.joinpath, name, ["png"])
 
 
 def draw(name: str, results: Results) -> Any:
     """Return the figure of a study by its name, `STUDY_FUNCTION`."""
     study_name, _, function = name.rpartition("_")
+    if study_name == "claims":
+        return claims(results, function)
     if function == "ladder":
         return ladder_figure(results, study_name)
     study = next((study for study in results.studies if study.study == study_name), None)
@@ -57,43 +66,71 @@ def draw(name: str, results: Results) -> Any:
     return next(iter(OF_STUDY[function](study)))[0]
 
 
-def claims(results: Results) -> Any:
-    """Draw the effect of each claim on the speeches with its interval, positive as claimed, by verdict."""
+def claims(results: Results, name: str) -> Any:
+    """Draw effects as claimed by the questions of a picture in `claims.yaml`, for a slide; or all by unit."""
+    questions = read_yaml("claims.yaml")["pictures"].get(name, {})
     groups = defaultdict[str, list[Claim]](list)
-    for claim in results.claims.values():
-        if claim.family in ON_SPEECHES and not np.isnan(claim.estimated.interval[0]):
-            unit = claim.metric.split("_")[1].replace("known", "perplexity")
-            groups["ratio" if " / " in claim.metric else unit].append(claim)
-    sizes = [len(group) + 1 for group in groups.values()]
-    size = (11.0, 0.25 * sum(sizes) + 0.7 * len(groups))
-    figure, axes = plt.subplots(
-        len(groups), 1, figsize=size, height_ratios=sizes, squeeze=False, layout="constrained"
-    )
-    for axis, (unit, group) in zip(axes[:, 0], groups.items()):
-        axis.tick_params(labelsize=8)
-        ends = []
-        for y, claim in enumerate(group):
-            effect = replace(claim.estimated, mean=claim.sign * claim.estimated.mean)
-            draw_effect(axis, y, effect, scale(claim.metric), *VERDICTS[claim.verdict])
-            write_beside(axis, y, estimate(claim.metric, effect))
-            ends += [abs(end) * scale(claim.metric) for end in effect.interval]
-        linear = float(f"{np.median(ends):.0e}")
-        beyond = f", logarithmic beyond ±{linear:g}" if max(ends) > 4 * linear else ""
-        if beyond:
-            axis.set_xscale("symlog", linthresh=linear, linscale=1.5)
-            ticks = [tick for tick in (linear / 2, linear, 5 * linear, 50 * linear, 500 * linear) if tick < max(ends)]
-            axis.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
-            axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    for title, claim in ((title, own) for title, names in questions.items() for own in names):
+        if claim in results.claims:
+            groups[title].append(results.claims[claim])
+    for claim in () if questions else results.claims.values():
+        if claim.is_on_speeches and not np.isnan(claim.estimated.interval[0]):
+            groups[unit_of(claim)[0]].append(claim)
+    if questions:
+        figure, axes = effects(groups, 12, 52, sharex=True)
+        axes[-1].set_xlabel(f"effect, positive as claimed, {unit_of(next(iter(groups.values()))[0])[0]}")
+        return figure
+    figure, axes = effects(groups, 8, 120)
+    for axis in axes:
+        if max(map(abs, axis.get_xlim())) > 20:
+            axis.set_xscale("symlog", linthresh=5)
+            axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
             axis.minorticks_off()
-        axis.set_xlabel(f"effect, positive as claimed ({UNITS.get(unit, unit)}){beyond}", fontsize=9)
+    return figure
+
+
+def unit_of(claim: Claim) -> tuple[str, float]:
+    """Return the unit in which a figure has an effect, and the factor to it."""
+    if "perplexity" in claim.metric and " / " not in claim.metric:
+        return "per cent of the perplexity", 100 / claim.reference
+    if " / " in claim.metric:
+        return "ratio", 1.0
+    unit = claim.metric.split("_")[1]
+    return "points of accuracy" if unit == "accuracy" else unit, scale(claim.metric)
+
+
+def effects(
+    groups: Mapping[str, Sequence[Claim]], size: int, width: int, **options: Any
+) -> tuple[Any, Sequence[Any]]:
+    """Draw effects with their intervals, positive as claimed, a panel for each group.
+
+    A grey bar is what two single runs differ by without an effect, a diamond the published effect.
+    """
+    heights = [len(group) + 1 for group in groups.values()]
+    inches = (11.0, 0.027 * size * sum(heights) + 0.07 * size * len(groups) + 0.5)
+    options = {"height_ratios": heights, "figsize": inches, "squeeze": False, "layout": "constrained", **options}
+    figure, axes = plt.subplots(len(groups), 1, **options)
+    for axis, (title, group) in zip(axes[:, 0], groups.items()):
+        axis.set_title(title, fontsize=size + 1, loc="left")
+        axis.tick_params(labelsize=size)
+        for y, claim in enumerate(group):
+            factor, found = claim.sign * unit_of(claim)[1], published.effect(claim)
+            axis.barh(y, 2 * abs(factor) * claim.noise, left=-abs(factor) * claim.noise, height=0.7, color="#dfe3e8")
+            if found is not None:
+                axis.plot(factor * found, y, "D", color=INK, mfc="white", ms=7, zorder=4)
+            effect = replace(claim.estimated, mean=claim.sign * claim.estimated.mean)
+            draw_effect(axis, y, effect, abs(factor), *VERDICTS[claim.verdict])
         axis.axvline(0, color=INK, lw=0.9)
-        axis.set_yticks(range(len(group)), [wrapped(f"{claim.by}: {claim.says}", 120) for claim in group])
+        axis.set_yticks(range(len(group)), [wrapped(f"{claim.by}: {claim.says}", width) for claim in group])
         axis.set_ylim(len(group) - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
-    for text, (color, marker) in VERDICTS.items():
-        axis.plot([], [], marker, color=color, label=text)
+    shown = {claim.verdict for group in groups.values() for claim in group}
+    for text in (text for text in VERDICTS if text in shown):
+        axis.plot([], [], VERDICTS[text][1], color=VERDICTS[text][0], label=text)
+    axis.plot([], [], "D", color=INK, mfc="white", label="published")
+    axis.barh([0], [0], color="#dfe3e8", label="noise of single runs")
     add_legend(figure, axis, loc="outside lower center", ncols=3)
-    return figure
+    return figure, axes[:, 0]
 
 
 def cost(study: Study) -> Any:

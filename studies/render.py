@@ -12,12 +12,14 @@ With `--reports`, the report of every archive is written into outputs/pages, too
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,24 @@ from speechformer.errors import ArgumentParser, UserError, one_sentence, run_com
 from speechformer.report.load import Run
 from speechformer.report.page import report
 from speechformer.report.statistics import Effect, Summary, contrast
-from speechformer.report.tables import NONE, estimate, heading, mean_and_sd, number, p_value, precision, seeds_of
+from speechformer.report.tables import (
+    NONE,
+    estimate,
+    heading,
+    is_better_higher,
+    mean_and_sd,
+    number,
+    p_value,
+    precision,
+    seeds_of,
+)
 from speechformer.report.tables import test_name as name_of_test
-from studies import mechanisms, probes
+from studies import mechanisms, probes, published
 from studies.figures import draw_links
 from studies.ladders import ladder_rows, name_variants, step_text, steps_text
-from studies.published import agreement
 from studies.results import (
     HERE,
-    ON_SPEECHES,
     OURS,
-    VERDICTS,
     Claim,
     PageError,
     Place,
@@ -49,6 +58,7 @@ from studies.results import (
     Values,
     baseline_name,
     mixed,
+    over_sentences,
     read_yaml,
 )
 from studies.sentences import over_seeds_and_items, right_answers
@@ -100,38 +110,79 @@ class Words:
         return self.results.claim(name)
 
     def claims(self, family: str) -> str:
-        """Return the table of a family of claims."""
+        """Return the tables of a family of claims: conclusions; folded, their parts, reformulations and tests."""
         claims = [claim for claim in self.results.claims.values() if claim.family == family]
-        shows_known = any(claim.known for claim in claims)
-        header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of"]
-        header += ["effect over known words"] * shows_known
-        rows = [[*header, "seeds", "detectable", "test", "p; after Holm"]]
+        entries = read_yaml("claims.yaml")["claims"]
+        header = ["claim", "verdict", "published", "ours, 95 % confidence interval", "relative", "seeds"]
+        first, rest = [header], [header]
+        tests = [["claim", "of", "over known words", "detectable", "test", "p; after Holm; equivalence"]]
         for claim in claims:
             effect, metric = claim.estimated, claim.metric
-            verdict = claim.verdict if claim.verdict == "inconclusive" else f"**{claim.verdict}**"
-            cells = [claim.says, claim.by, verdict, claim.effect, heading_of(metric)]
-            if shows_known:
-                cells.append(estimate(metric, claim.known) if claim.known else "")
+            cells = [self.verdict(claim), self.published(claim), claim.effect, claim.relative, seeds_of(effect)]
+            entry = entries.get(claim.name, {})
+            is_first = "reformulates" not in entry and entry.get("conclusion", claim.name) == claim.name
+            (first if is_first else rest).append([f"{claim.says} ({claim.by})", *cells])
+            known = estimate(metric, claim.known) if claim.known else ""
             detectable = number(metric, effect.detectable, like=precision(effect))
             test = "over sentences" if claim.over_sentences else name_of_test(effect)
-            rows.append([*cells, seeds_of(effect), detectable, test, f"{p_value(effect.p)}; {p_value(claim.p)}"])
-        return markdown(rows)
+            p = "; ".join(map(p_value, (effect.p, claim.p, claim.equivalence)))
+            tests.append([claim.says, heading_of(metric), known, detectable, test, p])
+        parts = [markdown(first), *([folded("Parts and reformulations", rest)] if rest[1:] else [])]
+        return "\n\n".join([*parts, folded("The tests", tests)]) if claims else ""
 
-    def verdicts(self) -> str:
-        """Return how many claims on the speeches have each verdict: of others, and of this repository."""
-        judged = [claim for claim in self.results.claims.values() if claim.family in ON_SPEECHES]
+    def verdict(self, claim: Claim) -> str:
+        """Return the verdict on a claim, with what limits it."""
+        verdict = claim.verdict if claim.verdict == "inconclusive" else f"**{claim.verdict}**"
+        limits = {
+            "but small": claim.is_small and claim.verdict != "equivalent",
+            "exploratory": claim.by == OURS,
+            "*regime not reproduced*": claim.by != OURS and published.regime(self.results, claim),
+        }
+        return ", ".join([verdict, *(words for words, holds in limits.items() if holds)])
 
-        def count(ours: bool) -> tuple[int, str]:
-            own = [claim.verdict for claim in judged if (claim.by == OURS) == ours]
-            supported, inconclusive, contradicted = (f"{own.count(word)} {word}" for word in VERDICTS)
-            return len(own), f"{supported}, {contradicted}, {inconclusive}"
+    def published(self, claim: Claim) -> str:
+        """Return the published effect of a claim, and what two single runs of ours differ by without an effect."""
+        found = published.effect(claim)
+        if found is None:
+            return NONE
+        noise = number(claim.metric, claim.noise, like=precision(claim.estimated))
+        return f"{number(claim.metric, found, True, like=precision(claim.estimated))} (± {noise})"
 
-        (others, theirs), (mine, ours) = count(False), count(True)
-        return f"{others} claims of others were tested: {theirs}. So were {mine} of this repository: {ours}."
+    def agreement(self) -> Mapping[str, Any]:
+        """Return how far published results agree with ours, and how much single runs vary; see `published.facts`."""
+        return published.facts(self.results)
 
-    def agreement(self) -> str:
-        """Return how the published results agree with ours, in sentences."""
-        return agreement(self.results)
+    def of_reports(self, table: str, *arguments: str) -> str:
+        """Return a table of `published.py`: "curves", "verdicts", or "search" of a row; else ""."""
+        rows = published.TABLES[table](self.results, *arguments)
+        return markdown(rows) if rows else ""
+
+    def strongest(self, metric: str) -> Mapping[str, str]:
+        """Return the best model of the reports by a metric, and the best baseline beside it.
+
+        The keys are `value`, `baseline`, `counted` (its value) and `less` (the model less the baseline).
+        """
+        best = max if is_better_higher(metric) else min
+        rows = published.reported(self.results).values()
+        means = [(Summary(known).mean, place) for place in rows if (known := place.values(metric).values())]
+        mean, place = best(means, key=lambda pair: pair[0])
+        counted = {own: run for run in place.study.counted if (own := run.metrics.get(metric)) is not None}
+        baseline = counted[best(counted)]
+        terms = [(1.0, metric, None, place), (-1.0, metric, None, replace(place, baseline=baseline))]
+        less = over_sentences(terms) or self.results.effect(terms, 0.0)
+        assert less
+        named = {
+            "value": number(metric, mean),
+            "counted": number(metric, best(counted)),
+            "less": estimate(metric, less),
+        }
+        return {**named, "baseline": baseline_name(baseline)}
+
+    def best_encodings(self) -> list[tuple[str, str]]:
+        """Return the best encoding on each probe beyond the lengths of training, and its accuracy with the probe."""
+        rows = probes.separations(self.cells, beyond=True, without=["RNN"])[1:]
+        found = [re.fullmatch(r"(.*?) (\d.*)", row[1]) for row in rows]
+        return [(best[1], f"{best[2]} % at {row[0]}") for best, row in zip(found, rows) if best]
 
     def runs(self) -> Mapping[str, Any]:
         """Return `count`, `distinct`, `baselines`, `hours` (of one core) and `origin` of the reports' runs."""
@@ -147,18 +198,10 @@ class Words:
             "distinct": len(distinct(trained)),
             "baselines": len(runs) - len(trained),
             "hours": f"{seconds / 3600:.1f}",
-            "origin": f"The runs are of commit {origin}. By the version in their results, today's code gives "
-            + (f"other numbers for {old} of them" if old else "the same numbers for all of them"),
+            "origin": f"The runs are of commit {origin}, "
+            + (f"{old} of them of an earlier version of the numerics" if old else "all of today's numerics"),
+            "threads": ", ".join(sorted({str((run.result.get("machine") or {}).get("threads")) for run in trained})),
         }
-
-    def share(self, first: str, second: str, task: str = "lm") -> str:
-        """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
-        corpus = read_yaml("published.yaml")["corpus"]["sha256"]
-        own = [run for run in self.results.runs if run.task == task and not run.baseline]
-        own = distinct([run for run in own if (run.corpus_key or "").startswith(corpus)])
-        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
-        known = [(one, two) for one, two in pairs if one is not None and two is not None]
-        return f"{sum(one < two for one, two in known)} of {len(known)}"
 
     def record(self, path: str, **where: Any) -> Mapping[str, Any]:
         """Return the only line of a CSV file in outputs/reference with these values."""
@@ -293,6 +336,11 @@ class Words:
     def tuning(self, beyond: bool) -> str:
         """Return what tuning changes on each probe, at the longest length of training or the longest beyond it."""
         return markdown(probes.tuning_gains(self.cells, beyond))
+
+
+def folded(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a table that a reader opens."""
+    return f"<details><summary>{title}</summary>\n\n{markdown(rows)}\n\n</details>"
 
 
 def heading_of(metric: str) -> str:

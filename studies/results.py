@@ -1,7 +1,9 @@
 """What the paper measures: variants by name, values of them, and the claims of `claims.yaml`, judged.
 
 A claim is about an effect, a contrast of means over seeds. It is *supported* or *contradicted* if the effect is
-significant at 5 % after Holm's correction within its family, and *inconclusive* otherwise.
+significant at 5 % after Holm's correction within its family. Otherwise it is *equivalent* to no effect if two
+one-sided tests at 5 % find the effect smaller than the margin of `claims.yaml` (Schuirmann 1987), or else
+*inconclusive*. Runs that collapsed, by the rule of `claims.yaml`, count in no mean and in no claim.
 """
 
 from __future__ import annotations
@@ -9,24 +11,29 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
+from scipy import stats
 
 from speechformer.report.labels import ABSENT, Variant, content
 from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
+from speechformer.runs.folder import read_json
 from studies.sentences import over_seeds_and_items, predictions, right_answers
 
 HERE = Path(__file__).parent
-VERDICTS = ("supported", "inconclusive", "contradicted")
-ON_SPEECHES = ("classify", "lm", "classify_beyond", "lm_beyond")  # families of claims
+VERDICTS = ("supported", "equivalent", "inconclusive", "contradicted")
+ON_SPEECHES = ("classify", "lm", "maps", "classify_beyond", "lm_beyond")  # families of claims
 OURS = "this repository"  # says the claims that are not of others
 SUBSETS = {"test_accuracy": None, "test_accuracy_in_train": True, "test_accuracy_not_in_train": False}
+MAPS = "maps.json"  # beside the runs of the reports; see maps.py
 Values = dict[int | None, float]  # by seed
 
 
@@ -67,15 +74,26 @@ class Place:
     variant: Variant
     baseline: Run | None = None
 
+    @functools.cached_property
+    def collapsed(self) -> Values:
+        """Of runs that did not learn, the value of the main metric by seed; a search has runs that learn slowly."""
+        if self.study.study.startswith("search_"):
+            return {}
+        rule, label = read_yaml("claims.yaml")["collapsed"], self.variant.label
+        found = {seed for seed, own in self.study.values(label, rule["metric"]).items() if own < rule["below"]}
+        return {seed: own for seed, own in self.study.values(label, self.study.metric).items() if seed in found}
+
     @property
     def runs(self) -> list[Run]:
-        """Its finished runs."""
-        return [self.baseline] if self.baseline else self.study.finished_runs(self.variant.label)
+        """Its finished runs that learned."""
+        finished = self.study.finished_runs(self.variant.label)
+        return [self.baseline] if self.baseline else [run for run in finished if run.seed not in self.collapsed]
 
     def values(self, metric: str, at: float | None = None) -> Values:
         """Return a metric by seed."""
         if self.baseline is None:
-            return values(self.study, self.variant.label, metric, at)
+            found = values(self.study, self.variant.label, metric, at)
+            return {seed: value for seed, value in found.items() if seed not in self.collapsed}
         value = self.baseline.metrics.get(metric)
         return {} if value is None else {None: value}
 
@@ -88,6 +106,9 @@ class Claim:
         metric: of the first term of the effect.
         known: of perplexities, the same effect over known words; None without one.
         p: corrected over its family (Holm).
+        reference: the sum of what the effect subtracts, to which it is relative.
+        noise: without an effect, 95 of 100 pairs of single runs differ by less.
+        margin: of an effect that is too small to matter.
     """
 
     name: str
@@ -100,13 +121,38 @@ class Claim:
     estimated: Effect
     known: Effect | None = None
     p: float = math.nan
+    reference: float = math.nan
+    noise: float = math.nan
+    margin: float = math.nan
+
+    @property
+    def is_on_speeches(self) -> bool:
+        """Whether it is about the reports' corpus."""
+        return self.family in ON_SPEECHES
+
+    @property
+    def equivalence(self) -> float:
+        """The p-value of two one-sided t-tests that the effect is not smaller than the margin."""
+        distance = self.margin - abs(self.estimated.mean)
+        return float(stats.t.sf(distance / self.estimated.error, self.estimated.freedom))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the effect is smaller than the margin."""
+        return self.equivalence < 0.05
+
+    @property
+    def relative(self) -> str:
+        """The effect as a share of what it subtracts; of accuracies, which are per cent already, nothing."""
+        share = self.estimated.mean / self.reference if self.reference and "accuracy" not in self.metric else math.nan
+        return "" if math.isnan(share) else f"{100 * share:+.1f} %".replace("-", "−")
 
     @property
     def verdict(self) -> str:
         """Whether the effect is as claimed."""
-        if math.isnan(self.p) or self.p >= 0.05:
-            return "inconclusive"
-        return "supported" if self.estimated.mean * self.sign > 0 else "contradicted"
+        if self.p < 0.05:
+            return "supported" if self.estimated.mean * self.sign > 0 else "contradicted"
+        return "equivalent" if self.is_small else "inconclusive"
 
     @property
     def effect(self) -> str:
@@ -127,6 +173,7 @@ class Results:
         for folder in folders:
             runs, _ = read_runs([folder])
             studies, _ = build_studies(runs)
+            add_maps(studies, read_json(folder / MAPS) or {})
             self.runs = self.runs or runs
             self.studies += studies
         self.places = dict(self.find_variants())
@@ -237,11 +284,10 @@ class Results:
 
     def measure(self, name: str, entry: Mapping[str, Any]) -> Claim | None:
         """Return a claim with its effect, uncorrected; None if a variant has no runs or not this metric."""
-        terms, constant, line = list[tuple[float, str, float | None, Place]](), 0.0, dict[str, Any]()
-        for own in entry["effect"]:
-            line = {"protocol": "paper", "at": None, **line, "times": 1, "baseline": None, **own}
-            if "constant" in own:
-                constant += own["constant"]
+        terms, constant = list[tuple[float, str, float | None, Place]](), 0.0
+        for line in terms_of(entry):
+            if line["constant"] is not None:
+                constant += line["constant"]
                 continue
             try:
                 place = self.place(line["variant"], line["protocol"], line["baseline"])
@@ -251,20 +297,19 @@ class Results:
         effect = self.effect(terms, constant)
         if effect is None:
             return None
-        over_sentences = False
+        both = None
         if entry.get("over") == "sentences" and not math.isnan(effect.p):  # one seed says nothing about others
-            answers = right_by_term(terms)
-            over_sentences = bool(answers)
-            if answers:
-                both = over_seeds_and_items(answers, constant)
-                effect = replace(effect, error=both.error, freedom=both.freedom)
+            both = over_sentences(terms, constant)
+            effect = replace(effect, error=both.error, freedom=both.freedom) if both else effect
         _, metric, _, place = next(term for term in terms if term[3].baseline is None)
         known = [(times, over_known_words(metric), at, place) for times, metric, at, place in terms]
         is_about_words = any(new[1] != old[1] for new, old in zip(known, terms)) and "test_length" not in metric
         known_effect = self.effect(known, constant) if is_about_words else None
         sign = {"more": 1, "less": -1}[entry["expect"]]
-        about = (entry["family"], entry["by"], entry["says"], sign, over_sentences, metric)
-        return Claim(name, *about, effect, known_effect)
+        about = (entry["family"], entry["by"], entry["says"], sign, both is not None, metric)
+        means = [(times, Summary(place.values(name, at).values()).mean) for times, name, at, place in terms]
+        reference = abs(sum(times * mean for times, mean in means if times < 0) + min(constant, 0.0))
+        return Claim(name, *about, effect, known_effect, math.nan, reference, noise(terms), margin(metric, reference))
 
     def effect(self, terms: Sequence[tuple[float, str, float | None, Place]], constant: float) -> Effect | None:
         """Return a contrast; baselines are exact, so they count as constants."""
@@ -275,6 +320,41 @@ class Results:
         means = [(times, place.values(metric, at)) for times, metric, at, place in terms if not place.baseline]
         same_runs = len({id(place.variant) for *_, place in terms if not place.baseline}) == 1
         return contrast(means, constant, same_runs)
+
+
+def terms_of(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the terms of an effect; a key that one leaves out is that of the one before."""
+    line: dict[str, Any] = {"protocol": "paper", "at": None}
+    for own in entry["effect"]:
+        line |= {"times": 1, "baseline": None, "constant": None, **own}
+        yield {**line}
+
+
+def noise(terms: Sequence[tuple[float, str, float | None, Place]]) -> float:
+    """Return how far 95 of 100 contrasts of single runs are from their mean; baselines are exact."""
+    sums = defaultdict[int, Any](int)  # by variant, whose runs have all its terms
+    for times, metric, at, place in terms:
+        if not place.baseline:
+            sums[id(place.variant)] += times * pd.Series(place.values(metric, at))
+    own = [Summary(found) for series in sums.values() if len(found := series.dropna()) > 1]
+    freedom = sum(summary.n - 1 for summary in own)
+    spread = math.sqrt(sum(summary.sd**2 for summary in own))
+    return float(stats.t.ppf(0.975, freedom)) * spread if freedom else math.nan
+
+
+def margin(metric: str, reference: float) -> float:
+    """Return the margin of a metric in `claims.yaml`; without one, NaN."""
+    for word, (points, share) in read_yaml("claims.yaml")["margins"].items():
+        if word in metric:
+            return float(points + share * reference)
+    return math.nan
+
+
+def add_maps(studies: Iterable[Study], maps: Mapping[str, Mapping[str, float]]) -> None:
+    """Add what `maps.py` measured in the attention maps of each run, by the name of its folder."""
+    for study in studies if maps else ():
+        names = study.runs["folder"].map(lambda folder: Path(folder).name)
+        study.runs = study.runs.join(pd.DataFrame.from_dict(maps, orient="index"), on=names)
 
 
 def add_balanced_accuracy(study: Study) -> None:
@@ -292,7 +372,8 @@ def names_of(study: Study, variant: Variant) -> Iterable[str]:
     published = read_yaml("published.yaml")
     is_theirs = study.sha256 == published["corpus"]["sha256"]
     settings = {**variant.settings, **{f"protocol.{key}": value for key, value in study.protocol.items()}}
-    if is_theirs and (name := published_name(variant.settings)):
+    name = published_name(variant.settings)
+    if name and is_theirs and published["rows"][name]["study"] == study.study:  # not a search for other settings
         yield name
     for name, entry in read_yaml("claims.yaml")["variants"].items():
         here = entry["corpus"] == study.corpus if "corpus" in entry else is_theirs
@@ -317,6 +398,12 @@ def over_known_words(metric: str) -> str:
     return re.sub(r"\btest_perplexity", "test_known_perplexity", metric)
 
 
+def over_sentences(terms: Sequence[tuple[float, str, float | None, Place]], constant: float = 0.0) -> Effect | None:
+    """Return a contrast over both seeds and sentences; None if some runs have no predictions."""
+    answers = right_by_term(terms)
+    return over_seeds_and_items(answers, constant) if answers else None
+
+
 def right_by_term(terms: Sequence[tuple[float, str, float | None, Place]]) -> list[tuple[float, Any]]:
     """Return coefficient and right answers [runs, sentences] of each term; none if some runs have no predictions."""
     answers: list[tuple[float, Any]] = []
@@ -337,6 +424,7 @@ def best_values(place: Place, metric: str) -> Values:
     if metric == "test_perplexity_mean":
         names = [name for name in place.study.columns if name.startswith("test_perplexity_") and name != metric]
     points = place.study.curves[place.study.curves["variant"] == place.variant.label]
+    points = points[~points["seed"].isin([*place.collapsed])]
     if not set(names) <= set(points):
         return {}
     bests = points.groupby("seed")[names].agg(best).dropna().mean(axis=1)

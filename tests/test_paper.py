@@ -8,24 +8,29 @@ import math
 import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import EXPERIMENTS, compose, opened
 from pages import IS_CHECKOUT
 from scipy import stats
 from synthetic import baseline, put, result, settings_of
 
+from speechformer.analysis.attention_maps import AttentionMap
 from speechformer.errors import UserError
 from speechformer.report.figures import plt
+from speechformer.report.statistics import Effect
 from speechformer.runs.folder import PREDICTIONS, write_json, write_result
 from speechformer.runs.predictions import write_predictions
 
 if not IS_CHECKOUT:
     pytest.skip("needs studies/, which an installed package has not", allow_module_level=True)
-from studies import figures, ladders, mechanisms, probes, published, render
+from studies import figures, ladders, maps, mechanisms, probes, published, render
 from studies.results import Claim, PageError, Results, best_values, published_name, read_yaml
 from studies.sentences import over_seeds_and_items
 
@@ -69,6 +74,39 @@ def test_an_effect_is_that_of_the_runs(tmp_path: Path) -> None:
     assert change.estimated.paired and change.estimated.p == pytest.approx(stats.ttest_rel(LOW, [0.8] * 8).pvalue)
     opposite = judged(runs(tmp_path / "b", LOW, HIGH))["singhal_normal_new"]
     assert opposite.verdict == "contradicted" and opposite.estimated.mean == pytest.approx(-claim.estimated.mean)
+
+
+@pytest.mark.parametrize(
+    ("shift", "spread", "verdict", "is_small"),
+    [
+        (0.0, 0.1, "equivalent", True),
+        (0.0, 2.0, "inconclusive", False),
+        (0.004, 0.1, "supported", True),
+        (-0.02, 0.1, "contradicted", False),
+    ],
+)
+def test_an_effect_is_small_by_two_one_sided_tests(
+    shift: float, spread: float, verdict: str, is_small: bool, tmp_path: Path
+) -> None:
+    """Oracle: the larger p-value of scipy's one-sided Welch tests against one point of accuracy."""
+    new, plain = 0.8 + shift + spread * DRAWS[0], 0.8 + spread * DRAWS[1]
+    claim = judged(runs(tmp_path, list(new), list(plain), "test_accuracy"))["singhal_normal"]
+    above = stats.ttest_ind(new + 0.01, plain, equal_var=False, alternative="greater").pvalue
+    below = stats.ttest_ind(new - 0.01, plain, equal_var=False, alternative="less").pvalue
+    assert claim.equivalence == pytest.approx(max(above, below))
+    assert (claim.verdict, claim.is_small) == (verdict, is_small)
+
+
+def test_runs_that_collapsed_count_in_no_mean(tmp_path: Path) -> None:
+    """Oracle: of four runs one has a train accuracy of 45 %; the mean of the others is 83 %."""
+    written = [result("experiment=marsol_classify", f"seed={seed}", value=0.82 + 0.01 * seed) for seed in range(4)]
+    for run, train in zip(written, (0.95, 0.9, 0.97, 0.45)):
+        run["metrics"]["train_accuracy"] = train
+    results = Results([put(tmp_path, *written)])
+    place = results.place("marsol_classify")
+    assert place.values("test_accuracy") == pytest.approx({0: 0.82, 1: 0.83, 2: 0.84}) and len(place.runs) == 3
+    assert "1 of 4 runs of `marsol_classify`" in published.collapses(results)
+    assert best_values(place, "test_accuracy") == pytest.approx({0: 0.82, 1: 0.83, 2: 0.84})
 
 
 def test_an_effect_that_is_not_significant_after_the_correction_is_inconclusive(tmp_path: Path) -> None:
@@ -129,14 +167,18 @@ def test_a_baseline_is_compared_on_the_same_sentences(tmp_path: Path) -> None:
     assert (1 - half) / 199 < low < 1 / 199 < high < (1 + half) / 199
 
 
-def test_the_forest_shows_effects_as_claimed(tmp_path: Path) -> None:
-    """Oracle: the mean of each claim times its sign, in points."""
-    results = Results([runs(tmp_path, HIGH, LOW)])
-    (axis,) = figures.claims(results).axes
-    marks = [line.get_xdata()[0] for line in axis.lines if len(line.get_xdata()) == 1]
-    tested = [claim for claim in results.claims.values() if claim.estimated.p == claim.estimated.p]
-    assert marks == pytest.approx([100 * claim.sign * claim.estimated.mean for claim in tested])
-    assert [text.get_text()[0] for text in axis.texts] == ["−" if mark < 0 else "+" for mark in marks]
+def test_a_picture_shows_published_effects_and_ours_as_claimed(tmp_path: Path) -> None:
+    """Oracle: the mean of each claim times its sign, in points, and Singhal's 89.0667 less 86."""
+    results = Results([runs(tmp_path, HIGH, LOW, NEW, "test_accuracy")])
+    pictures = {"claims_all": results.claims, "claims_classify": ["singhal_normal", "singhal_overfits"]}
+    for name, tested in pictures.items():
+        axes = figures.draw(name, results).axes
+        marks = [line.get_xdata()[0] for axis in axes for line in axis.lines if len(line.get_xdata()) == 1]
+        claims = [results.claims[own] for own in tested]
+        ours = [100 * own.sign * own.estimated.mean for own in claims if own.estimated.p == own.estimated.p]
+        assert {round(float(mark), 6) for mark in marks} >= {*np.round(ours, 6), 3.0667}
+    with pytest.raises(PageError, match="there is no figure nothing_dots"):
+        figures.draw("nothing_dots", results)
     plt.close("all")
 
 
@@ -165,14 +207,15 @@ def test_published_and_our_values_are_chosen_in_the_same_way(tmp_path: Path) -> 
         run["curve"] = [{"step": k, **dict.fromkeys(run["metrics"], v)} for k, v in ((400, first), (500, last))]
         written.append(run)
     results = Results([put(tmp_path, *written)])
-    lines = {(line.metric, line.chosen): line for line in published.comparisons(results)}
-    best, last = lines["test_perplexity_obama", "best"], lines["test_perplexity_obama", "last"]
-    assert best.ours and last.ours
-    assert (best.value, best.ours.mean, last.value, last.ours.mean) == (395.51, 400, 406.80, 430)
-    assert last.ours.prediction_interval[0] == pytest.approx(430 - 4.302653 * 10 * math.sqrt(4 / 3))
-    assert best.inside is last.inside is True
-    assert "2 of 3 published final results" in published.agreement(results)  # of the last values, 492.74 is outside
     place = results.place("marsol_table1_full")
+    lines = {line.chosen: line for line in published.printed() if line.metric == "test_perplexity_obama"}
+    values = {chosen: statistics.mean(line.of(place).values()) for chosen, line in lines.items()}
+    assert values == {"best": 400, "last": 430}
+    reach = 4.302653 * 10 * math.sqrt(4 / 3)
+    for shift, inside in ((reach - 0.01, True), (reach + 0.01, False)):
+        assert replace(lines["last"], value=430 + shift).inside(place) is inside
+    facts = published.facts(results)
+    assert (facts["finals"], facts["finals_of"]) == (2, 3)  # of the last values, 492.74 is outside
     place.study.curves.loc[0, "test_perplexity_obama"] = 100.0  # his 438.37 is the mean of the bests of three texts
     assert best_values(place, METRIC)[0] == pytest.approx((100 + 390 + 390) / 3)
     assert results.place("marsol_table1_full").values("test_perplexity_obama / test_perplexity_wbush") == {
@@ -180,6 +223,71 @@ def test_published_and_our_values_are_chosen_in_the_same_way(tmp_path: Path) -> 
         1: 1,
         2: 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kulkarni_alibi", 0.024),
+        ("singhal_overfits", 0.86 - 0.854667),
+        ("singhal_lm_alibi", (311.7719 + 443.7675 + 355.716 - 358.34 - 465.4696 - 412.154) / 3),
+        ("marsol_alibi", 396.74 - 438.37),
+        ("kulkarni_alibi_clean", None),
+        ("marsol_declines", None),
+        ("counting_classify", None),
+    ],
+)
+def test_the_published_effect_is_that_of_the_tables(name: str, expected: float | None) -> None:
+    """Oracle: the reports' tables; of another protocol, of a baseline and of what they do not have there is none."""
+    claim = Claim(name, "lm", "", "", 1, False, "", Effect((1,), 0.0))
+    assert published.effect(claim) == (None if expected is None else pytest.approx(expected, abs=1e-4))
+
+
+@pytest.mark.parametrize(("delay", "inside"), [(0, 15), (5, 4)])
+def test_a_regime_is_reproduced_if_most_of_the_curve_is(delay: int, inside: int, tmp_path: Path) -> None:
+    """Oracle: Kulkarni's own curve, or the same some epochs earlier, with a standard deviation of a point."""
+    table = next(table for table in read_yaml("published.yaml")["tables"] if table["row"] == "kulkarni_part1")
+    names, rows = table["columns"][1:], table["rows"]
+    written = []
+    for seed, noise in enumerate((-0.01, 0.0, 0.01)):
+        for study, more in (("kulkarni_part1", ()), ("search_kulkarni_part1", ("architecture.pool=cls",))):
+            run = result("experiment=kulkarni_part1", f"study={study}", *more, f"seed={seed}")
+            values = [[0.01 * own + noise for own in rows[min(k + delay, 14)][1:]] for k in range(15)]
+            run["curve"] = [{"step": 131 * k, **dict(zip(names, own))} for k, own in enumerate(values, start=1)]
+            run["metrics"] |= dict(zip(names, values[-1])) | ({"train_accuracy": 0.5} if more else {})
+            written.append(run)
+    results = Results([put(tmp_path, *written)])
+    assert published.counts(published.curves(results)["kulkarni_part1"]) == [f"{inside} of 15"] * 2
+    # the runs of the search end low on train, but have not collapsed
+    assert published.search(results, "kulkarni_part1")[1][1:3] == [f"{inside} of 15", f"{inside - 1} of 15"]
+    assert published.not_reproduced(results) == ["kulkarni_part1"] * (delay > 0)
+    assert published.regime(results, results.claims["kulkarni_generalizes"]) == (delay > 0)
+    assert published.noise(results, "test_accuracy") == pytest.approx(stats.t.ppf(0.975, 2) * math.sqrt(2) * 0.01)
+
+
+def test_conclusions_count_as_their_authors_drew_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: one conclusion of two parts, of which one fails, one reformulation, and one claim of ours."""
+    entries: dict[str, dict[str, Any]] = {"a": {}, "b": {"conclusion": "a"}, "c": {"reformulates": "a"}, "d": {}}
+    results = Results([])
+    for name, by, mean in (("a", "A", 1.0), ("b", "A", -1.0), ("c", "A", 1.0), ("d", "this repository", 1.0)):
+        entries[name]["effect"] = []
+        results.claims[name] = Claim(name, "lm", by, "", 1, False, "", Effect((9,), mean, 0.1, 8), p=0)
+    monkeypatch.setitem(read_yaml("claims.yaml"), "claims", entries)
+    rows = {row[0]: row[1:] for row in published.verdicts(results)}
+    assert rows["our reformulations of them"] == rows["our own claims, exploratory"] == ["1", "0", "0", "0"]
+    assert rows["conclusions of the reports"] == ["0", "0", "0", "1"]
+
+
+def test_the_measures_of_maps() -> None:
+    """Oracle: by hand, of two layers, one head and three causal tokens; the first token has no choice."""
+    diagonal, even = torch.eye(3), torch.tensor([[1, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
+    part = AttentionMap("decoder", list("abc"), list("abc"), torch.stack([diagonal, even])[:, None], even > 0)
+    inputs = SimpleNamespace(is_cut=False, ids=[[1, 2, 3]])
+    run = SimpleNamespace(read=lambda text: inputs, block_size=4, attention=lambda read: [part])
+    found = maps.measure(run, ["a b c"])
+    expected = {"entropy_layer_1": 0, "entropy_layer_2": 1, "maximum_layer_1": 1, "maximum_later": 5 / 12}
+    expected["distance"] = 0.25
+    assert {name: found[f"map_{name}"] for name in expected} == pytest.approx(expected)
 
 
 # Values and pages
