@@ -26,6 +26,7 @@ from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
 from speechformer.runs.folder import read_json
+from speechformer.runs.identity import LATER
 from studies.sentences import over_seeds_and_items, predictions, right_answers
 
 HERE = Path(__file__).parent
@@ -377,7 +378,7 @@ def names_of(study: Study, variant: Variant) -> Iterable[str]:
         yield name
     for name, entry in read_yaml("claims.yaml")["variants"].items():
         here = entry["corpus"] == study.corpus if "corpus" in entry else is_theirs
-        same = all(settings.get(key, ABSENT) == value for key, value in entry["where"].items())
+        same = all(settings.get(key, LATER.get(key, ABSENT)) == value for key, value in entry["where"].items())
         if here and same and entry["study"] == study.study:
             yield name
 

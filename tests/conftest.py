@@ -30,6 +30,7 @@ from speechformer.keys import load_plain
 
 sys.dont_write_bytecode = False  # in this process, too
 RECURRENT = ["rnn", "rnn_attention"]
+BAHDANAU = "rnn_attention model.attention=bahdanau"
 COMPOSED = ["by_layer", "randomised"]  # of other choices: test_by_layer.py, test_randomised.py
 MODELS = sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - {*RECURRENT, *COMPOSED})  # that attend
 PATTERNS = sorted({path.stem for path in (CONF / "pattern").glob("*.yaml")} - {*COMPOSED})
@@ -78,15 +79,17 @@ def composed(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def group(kind: str, name: str) -> dict:
-    """One choice of a config group as plain data, for example group("model", "alibi")."""
+    """One choice of a config group as plain data, such as group("model", "alibi"); after blanks, more overrides."""
     return copy.deepcopy(group_of(kind, name))
 
 
 @functools.cache
 def group_of(kind: str, name: str) -> dict:
-    choice = load_plain(CONF / kind / f"{name}.yaml")
-    if {kind, "defaults"} & choice.keys() or "${" in str(choice):  # it sets other keys, or is made of them
-        choice = OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]
+    choice = load_plain(CONF / kind / f"{name.split()[0]}.yaml")
+    if (
+        " " in name or {kind, "defaults"} & choice.keys() or "${" in str(choice)
+    ):  # it sets other keys, or is made of them
+        choice = OmegaConf.to_container(compose(*f"{kind}={name}".split()), resolve=True)[kind]  # type: ignore[index]
     return choice
 
 

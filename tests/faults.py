@@ -38,6 +38,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
         "(source_BS == PAD, 0.0, 0.0)",
         "encoder_decoder",
     ),
+    ("models/encoder_decoder.py", 'past[0]["h"][:, -1:]', 'past[0]["h"][:, :1]', "encoder_decoder"),
     ("models/ensemble.py", "torch.arange(0, K * V, V", "torch.arange(0, K, 1", "models_ensemble"),
     ("models/stack.py", "Pairs(positions[k], self.patterns[k]", "Pairs(positions[0], self.patterns[0]", "by_layer"),
     ("kernels/sparse.py", "torch.stack(log_sums).softmax(dim=0)", "torch.stack(log_sums).softmax(dim=2)", "sparse"),

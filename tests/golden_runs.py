@@ -92,6 +92,7 @@ CASES = {
     "translate_rnn": f"{BPE} recipe=inverse_sqrt model=rnn task.beam=2",
     "translate_rnn_attention": f"{WORDS} recipe=inverse_sqrt model=rnn_attention model.cell=lstm task.beam=2"
     " layers=2",
+    "translate_rnn_bahdanau": f"{BPE} recipe=inverse_sqrt model=rnn_attention model.attention=bahdanau task.beam=2",
     "translate_muon": f"{BPE} model=xpos recipe=muon recipe.label_smoothing=0.1 task.bpe_dropout=0.2",
     "translate_sample": "task=translate corpus=sample model=learned trainer.max_steps=6 task.beam=1 block_size=32",
     "translate_digits": "task=translate corpus=digits corpus.max_length=5 task.tokens=words task.vocab_size=10"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from conftest import MODELS, PATTERNS, group
+from conftest import BAHDANAU, MODELS, PATTERNS, group
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, to_hex
 from test_encoder_decoder import pairs, translator
@@ -58,7 +58,8 @@ def test_the_maps_are_the_models_weights_and_pass_the_checks(model: str, pattern
 
 
 @pytest.mark.parametrize(
-    ("model", "names"), [("rope", ["encoder", "decoder", "cross"]), ("rnn_attention", ["cross"])]
+    ("model", "names"),
+    [("rope", ["encoder", "decoder", "cross"]), ("rnn_attention", ["cross"]), (BAHDANAU, ["cross"])],
 )
 def test_the_maps_of_a_translator(model: str, names: list[str]) -> None:
     network = translator(model)

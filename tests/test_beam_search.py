@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import BAHDANAU
 from test_encoder_decoder import translator
 
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
@@ -66,7 +67,7 @@ def naive_search(models: Any, source: torch.Tensor, beam: int, alpha: float, lim
     return max(finished)
 
 
-@pytest.mark.parametrize("names", [["sinusoidal"], ["rnn"], ["rnn_attention"], ["alibi", "rnn_attention", "rope"]])
+@pytest.mark.parametrize("names", [["sinusoidal"], ["rnn"], ["rnn_attention"], ["alibi", BAHDANAU, "rope"]])
 def test_the_search_is_the_naive_one(names: list[str]) -> None:
     models, ids, lengths = [opinionated(name) for name in names], sources(6), set()
     for beam, alpha, limit in ((1, 1.0, 3), (1, 1.0, 12), (2, 0.0, 12), (4, 3.0, 12), (125, 0.6, 3)):

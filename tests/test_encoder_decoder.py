@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODELS, PATTERNS, RECURRENT, group
+from conftest import BAHDANAU, MODELS, PATTERNS, RECURRENT, group
 from test_models import stack_arguments
 from torch import nn
 
@@ -19,7 +19,7 @@ S, T, VOCABULARY = 9, 7, 50
 every_model_and_pattern = pytest.mark.parametrize(
     ("model", "pattern"),
     # each of both: the one acts on embeddings, queries and scores, the other on the mask; test_models has all pairs
-    [(model, "full") for model in [*MODELS, *RECURRENT]] + [("rope", p) for p in PATTERNS if p != "full"],
+    [(model, "full") for model in [*MODELS, *RECURRENT, BAHDANAU]] + [("rope", p) for p in PATTERNS if p != "full"],
 )
 
 
@@ -156,6 +156,28 @@ def test_the_recurrent_ones_are_their_formulas(kind: str) -> None:
     torch.testing.assert_close(model(source, target), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_bahdanaus_attention_is_its_formula(cell: str) -> None:
+    """Oracle: Bahdanau et al. 2015, section A.1.2, for one token and one state of the source at a time."""
+    model = translator(f"{BAHDANAU} model.cell={cell}").double()
+    source, target = pairs(1)
+    s_BSD, last = model.encoder.cells(4 * model.encoder.embedding(source))
+    W, U, v = (layer.weight.T for layer in (model.score.query, model.score.key, model.score.total))
+    expected = []
+    for x_BD in (4 * model.decoder.embedding(target)).unbind(dim=1):
+        e_BS = torch.cat([(last["h"][:, -1] @ W + s_BD @ U).tanh() @ v for s_BD in s_BSD.unbind(dim=1)], dim=1)
+        c_BD = (e_BS.softmax(dim=1)[..., None] * s_BSD).sum(dim=1)
+        h_B1D, last = model.decoder.cells(torch.cat((x_BD, c_BD), dim=1)[:, None], last)
+        expected.append(model.context(torch.cat((c_BD, h_B1D[:, 0]), dim=1)).tanh())
+    torch.testing.assert_close(model.hidden(source, target), torch.stack(expected, dim=1), atol=1e-10, rtol=0)
+
+
+def test_the_gradient_goes_through_all_steps_and_the_attention() -> None:
+    """Oracle: differences, in double precision. The weights of the score act through all later steps."""
+    model = translator(BAHDANAU, width=4).double()  # of few weights, because a check that fails tries each alone
+    assert torch.autograd.gradcheck(lambda *_: model.hidden(*pairs()), [*model.score.parameters()], atol=1e-8)
+
+
 def test_tied_tables_count_once() -> None:
     """Oracle: the sizes written out. Vaswani et al. 2017, section 3.4: three matrices are one."""
     apart, tied = translator(), translator(tied_output=True, shared_embeddings=True)
@@ -170,3 +192,5 @@ def test_errors() -> None:
         translator("rnn", "window")
     with pytest.raises(UserError, match=r"model.cell must be 'gru' or 'lstm', not 'gruu'"):
         translator("rnn", model={"name": "rnn", "cell": "gruu"})
+    with pytest.raises(UserError, match=r"model.attention must be 'luong' or 'bahdanau', not 'dot'"):
+        translator("rnn_attention model.attention=dot")

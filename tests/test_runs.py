@@ -244,9 +244,10 @@ def test_a_forced_run_that_cannot_begin_leaves_the_old_one(
 
 def test_settings_that_came_later_leave_the_identity_of_other_runs() -> None:
     """Oracle: the config without them. A choice or an option that is not at its default counts."""
-    config = as_plain(compose())
-    earlier = {**config, "architecture": {**config["architecture"]}}
-    del earlier["attention"], earlier["architecture"]["norm_type"]
+    rnn = ["task=translate", "model=rnn_attention"]
+    config = as_plain(compose(*rnn))
+    earlier = {**config, "architecture": {**config["architecture"]}, "model": {**config["model"]}}
+    del earlier["attention"], earlier["architecture"]["norm_type"], earlier["model"]["attention"]
     assert identity.fingerprint(config, "", None) == identity.fingerprint(earlier, "", None)
     words = [
         [],
@@ -255,5 +256,5 @@ def test_settings_that_came_later_leave_the_identity_of_other_runs() -> None:
         ["attention=sink"],
         ["attention=sink", "attention.conv=2"],
     ]
-    words += [["architecture.norm_type=rms"], ["attention.kv_heads=1"]]
+    words += [["architecture.norm_type=rms"], ["attention.kv_heads=1"], rnn, [*rnn, "model.attention=bahdanau"]]
     assert len({identity.fingerprint(as_plain(compose(*each)), "", None) for each in words}) == len(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import call
-from conftest import compose, run_in
+from conftest import BAHDANAU, compose, group, run_in
 from PIL import Image
 from test_encoder_decoder import translator
 
@@ -135,3 +135,9 @@ def test_a_model_without_attention_has_none_to_draw(a_translator: Path) -> None:
     run.task.model = translator("rnn")
     with pytest.raises(UserError, match="has no attention weights to draw"):
         align(run, [4, 3], [5])
+
+
+def test_a_run_is_named_by_its_attention(a_translator: Path) -> None:
+    run = load(a_translator)
+    run.task.hparams["architecture"]["model"] = group("model", BAHDANAU)
+    assert run.label == "rnn_attention, cell gru, attention bahdanau"

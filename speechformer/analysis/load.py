@@ -80,7 +80,7 @@ class TrainedRun:
         model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
         words = [model]
         for name, value in groups[0].items():
-            if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
+            if name in ("scale", "cell") or value != {"slopes": "geometric", "attention": "luong"}.get(name, value):
                 words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
         name, *changed = changed_options(self.task.hparams["architecture"].get("attention", SOFTMAX))
         words += [name] * (name != "softmax") + changed

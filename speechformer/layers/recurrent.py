@@ -5,7 +5,7 @@
 The state h_t is all that the network knows of tokens up to t. The cells are torch's. GRU: Cho et al. 2014, "Learning
 Phrase Representations using RNN Encoder-Decoder". LSTM: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory".
 
-Shapes: B sequences, T tokens, L layers, D width.
+Shapes: B sequences, T tokens, S tokens of the source, L layers, D width.
 """
 
 from __future__ import annotations
@@ -21,12 +21,26 @@ State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also 
 
 
 class Recurrent(nn.Module):
-    """Recurrent layers that read from left to right, with `dropout` between them. `cell` is "gru" or "lstm"."""
+    """Recurrent layers that read from left to right, with `dropout` between them.
 
-    def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: Literal["gru", "lstm"] = "gru") -> None:
+    Args:
+        attention: with "bahdanau", the first layer of a decoder (`cross`) reads tokens and contexts, [B, T, 2 D].
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        layers: int,
+        dropout: nn.Module,
+        cell: Literal["gru", "lstm"] = "gru",
+        attention: Literal["luong", "bahdanau"] = "luong",
+        cross: bool = False,
+    ) -> None:
         super().__init__()
-        cell_class = CELLS[cell]
-        self.layers = nn.ModuleList(cell_class(width, width, batch_first=True) for _ in range(layers))
+        widths = [width] * layers
+        widths[0] *= 2 if cross and attention == "bahdanau" else 1
+        self.layers = nn.ModuleList(CELLS[cell](inputs, width, batch_first=True) for inputs in widths)
         self.dropout = dropout
 
     def forward(
@@ -54,3 +68,16 @@ class Recurrent(nn.Module):
                 x_BTD = pad_packed_sequence(packed, batch_first=True, total_length=x_BTD.shape[1])[0]
             finals.append(last if isinstance(last, tuple) else (last,))
         return x_BTD, {name: torch.cat(parts).transpose(0, 1) for name, parts in zip("hc", zip(*finals))}
+
+
+class AdditiveScore(nn.Module):
+    """v . tanh(W h + U s) for a state h of a decoder and s of an encoder; Bahdanau et al. 2015, section A.1.2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.total = nn.Linear(width, 1, bias=False)
+
+    def forward(self, h_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
+        """Return the scores, [B, T, S]; `keys_BSD` is U s, the same at every step."""
+        return self.total((self.query(h_BTD)[:, :, None] + keys_BSD[:, None]).tanh()).squeeze(-1)

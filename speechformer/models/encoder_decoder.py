@@ -11,9 +11,12 @@ Three models with one interface:
         model=rnn             c is the encoder's final state, a bottleneck (Cho et al. 2014; Sutskever et al. 2014)
         model=rnn_attention   c is the sum of all states s of the encoder, weighted by softmax(h . s)
                               (Luong et al. 2015, global attention, score "dot", equations 5, 7 and 8)
+          .attention=bahdanau the weights are softmax(v . tanh(W h' + U s)), where h' is the last layer's state of the
+                              step before, and the first layer's cell reads c beside the token (Bahdanau et al. 2015,
+                              section A.1.2, but with tanh(W [c; h]) as above in place of a maxout)
 
-The two recurrent models have the same weights and differ only in c. No model uses positions or patterns between
-source and target; see `CrossAttention`.
+`rnn` and Luong's model have the same weights and differ only in c. No model uses positions or patterns between source
+and target; see `CrossAttention`.
 
 Shapes: B sources of S tokens; R target sequences of T tokens, R / B for each source; N heads, D width.
 """
@@ -30,11 +33,12 @@ from speechformer.corpora.special_tokens import PAD
 from speechformer.kernels.dispatch import SDPA
 from speechformer.layers.attention import Attention, attention_reference
 from speechformer.layers.block import Memory as BlockMemory
-from speechformer.models.stack import Cache, RecurrentStack, Stack, Weights, select
+from speechformer.layers.recurrent import AdditiveScore
+from speechformer.models.stack import Cache, RecurrentStack, Stack, Weights
 
 # What a decoder needs of the sources; row b of each tensor belongs to source b. Of a transformer "k", "v" and "bias"
-# for each block; of an RNN "states", [B, S, D], and "bias", then the final state. The bias is -inf on padding,
-# [B, 1, 1, S].
+# for each block; of an RNN "states", [B, S, D], "bias" and, for Bahdanau's score, "keys", [B, S, D]; then the final
+# state. The bias is -inf on padding, [B, 1, 1, S].
 Memory = Cache
 
 
@@ -132,45 +136,65 @@ class EncoderDecoder(Translator):
 
 
 class RecurrentEncoderDecoder(Translator):
-    """The RNN, with or without attention."""
+    """The RNN without attention, with Luong's or, if it has a `score`, with Bahdanau's."""
 
     stack_class = RecurrentStack
 
     def add_context(self, stack: dict[str, Any]) -> None:
-        self.attends = stack["model"]["name"] == "rnn_attention"
-        self.context = nn.Linear(2 * stack["width"], stack["width"], bias=False)
+        model, width = stack["model"], stack["width"]
+        self.attends = model["name"] == "rnn_attention"
+        self.score = AdditiveScore(width) if model.get("attention") == "bahdanau" else None
+        self.context = nn.Linear(2 * width, width, bias=False)
 
     def encode(self, source_BS: Tensor) -> Memory:
         final_state: Cache = self.encoder.new_cache()
         states_BSD = self.encoder(source_BS, source_BS != PAD, cache=final_state)[0]
-        return [{"states": states_BSD, "bias": padding_bias(source_BS)}, *final_state]
+        source = {"states": states_BSD, "bias": padding_bias(source_BS)}
+        if self.score is not None:
+            source["keys"] = self.score.key(states_BSD)
+        return [source, *final_state]
 
     def past(self, memory: Memory) -> Cache:
         return [dict(memory[1])]
 
     def decode(self, memory: Memory, target_RT: Tensor, past: Cache | None = None) -> Tensor:
+        if past is None:
+            copies = len(target_RT) // len(memory[0]["bias"])
+            past = [{name: part.repeat_interleave(copies, dim=0) for name, part in memory[1].items()}]
         return self.decode_and_attend(memory, target_RT, past)[0]
 
-    def decode_and_attend(
-        self, memory: Memory, target_RT: Tensor, past: Cache | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def decode_and_attend(self, memory: Memory, target_RT: Tensor, past: Cache) -> tuple[Tensor, Tensor | None]:
         """Return what `decode` returns and the weights on the source, [R, 1, T, S], None without attention."""
-        (R, T), (source, final_state), weights = target_RT.shape, memory, None
-        B = len(source["bias"])
-        hypotheses = torch.arange(B, device=target_RT.device).repeat_interleave(R // B)
-        h_RTD = self.decoder(target_RT, cache=select([final_state], hypotheses) if past is None else past)[0]
-        if self.attends:
-            s_B1SD = source["states"][:, None]
-            # times the root of the width, by which `attention_reference` divides and Luong's score does not
-            q_B1TD = h_RTD.reshape(B, 1, R // B * T, -1) * math.sqrt(h_RTD.shape[-1])
-            c_B1TD, weights = attention_reference(q_B1TD, s_B1SD, s_B1SD, source["bias"])
-            c_RTD, weights = c_B1TD.reshape(h_RTD.shape), weights.reshape(R, 1, T, -1)
-        else:
-            c_RTD = final_state["h"][hypotheses, -1:].expand(h_RTD.shape)
+        if self.score is None:
+            h_RTD = self.decoder(target_RT, cache=past)[0]
+            c_RTD, weights = self.attend(h_RTD, memory)
+        elif target_RT.shape[1] == 1:
+            c_RTD, weights = self.attend(past[0]["h"][:, -1:], memory)
+            h_RTD = self.decoder(target_RT, cache=past, context_BTD=c_RTD)[0]
+        else:  # token by token, because each context needs the state before
+            steps = [self.decode_and_attend(memory, ids_R1, past) for ids_R1 in target_RT.split(1, dim=1)]
+            states, maps = zip(*steps)
+            return torch.cat(states, dim=1), torch.cat(maps, dim=2)
         return self.context(torch.cat((c_RTD, h_RTD), dim=-1)).tanh(), weights
 
+    def attend(self, h_RTD: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """Return the contexts of decoder states, [R, T, D], and the weights as `decode_and_attend`."""
+        (source, final_state), (R, T, D) = memory, h_RTD.shape
+        s_B1SD = source["states"][:, None]
+        h_B1TD = h_RTD.reshape(len(s_B1SD), 1, -1, D)  # the hypotheses of a source in one row
+        if not self.attends:
+            return final_state["h"][:, None, -1:].expand_as(h_B1TD).reshape(R, T, D), None
+        if self.score is None:
+            # times the root of the width, by which `attention_reference` divides and Luong's score does not
+            c_B1TD, weights = attention_reference(h_B1TD * math.sqrt(D), s_B1SD, s_B1SD, source["bias"])
+        else:
+            weights = (self.score(h_B1TD[:, 0], source["keys"])[:, None] + source["bias"]).softmax(dim=-1)
+            c_B1TD = weights.to(s_B1SD.dtype) @ s_B1SD
+        return c_B1TD.reshape(R, T, D), weights.reshape(R, 1, T, -1)
+
     def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
-        weights = self.decode_and_attend(self.encode(source_BS), target_BT)[1]
+        memory = self.encode(source_BS)
+        weights = self.decode_and_attend(memory, target_BT, self.past(memory))[1]
         return {} if weights is None else {"cross": [weights]}
 
 

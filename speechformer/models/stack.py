@@ -264,6 +264,7 @@ class RecurrentStack(nn.Module):
         embedding_dropout: float | None = None,
         scale_embedding: bool = False,
         first_token: bool = False,
+        cross: bool = False,
         embedding: nn.Embedding | None = None,
         **of_a_transformer: Any,
     ) -> None:
@@ -281,7 +282,9 @@ class RecurrentStack(nn.Module):
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.dropout = FastDropout(dropout)
         self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
-        arguments = {"width": width, "layers": layers, "dropout": FastDropout(dropout)}
+        arguments: Any = {"width": width, "layers": layers, "dropout": FastDropout(dropout), "cross": cross}
+        if model["name"] == "rnn":  # which has no such option
+            arguments["attention"] = "luong"
         self.cells = build({model["name"]: Recurrent}, model, "model", **arguments)
 
     def forward(
@@ -290,13 +293,18 @@ class RecurrentStack(nn.Module):
         token_mask_BT: Tensor | None = None,
         with_weights: bool = False,
         cache: Cache | None = None,
+        context_BTD: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return hidden states, [B, T, D], and two empty lists in place of attention weights; see `Stack.forward`.
 
-        `cache` holds the state before these tokens, and then the state after them.
+        Args:
+            cache: the state before these tokens, and then the state after them.
+            context_BTD: what cells with `model.attention=bahdanau` read beside each token.
         """
         state = cache[0] if cache and cache[0] else None
-        x_BTD, state = self.cells(self.embedding_dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)
+        x_BTD = self.embedding_dropout(self.embedding(ids_BT) * self.scale)
+        x_BTD = x_BTD if context_BTD is None else torch.cat((x_BTD, context_BTD), dim=-1)
+        x_BTD, state = self.cells(x_BTD, state, token_mask_BT)
         if cache is not None:
             cache[0].update(state)
         return self.dropout(x_BTD), [], []
