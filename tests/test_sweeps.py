@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from omegaconf import OmegaConf
 from test_runs import ENDED
 
 from speechformer import train
+from speechformer.report import page
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, read_json, read_result
@@ -61,8 +63,12 @@ def own(little: Path) -> list[str]:
 
 @pytest.fixture
 def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Sweep:
-    """Runs `python -m speechformer.train -m` in this process and folder: exit code, output, errors."""
+    """Runs `python -m speechformer.train -m` in this process and folder: exit code, output, errors.
+
+    Its reports have no figures, which take longer than its runs.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "report", functools.partial(page.report, draw=False))
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["train", "-m", *own(little), *arguments])
