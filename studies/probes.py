@@ -165,7 +165,7 @@ def measured(study: Study, variant: Variant, length: int) -> Cell:
     )
     return {
         **shared,
-        "mean": round(summary.mean, 4),
+        "mean": round(summary.mean, 8),
         "interval": [round(end, 4) for end in summary.confidence_interval] if summary.varies else None,
         "chance": round(chance or 0, 4),
         "exact": None if exact is None else round(exact.mean, 4),
@@ -180,7 +180,7 @@ def about_run(run: Run, metric: str) -> Cell:
     split = "test" if run.metrics.get("validation_accuracy") is None else "validation"
     points = ((point["step"], point.get(f"{split}_accuracy")) for point in run.result.get("curve", []))
     curve = [(step, round(value, 4)) for step, value in points if value is not None]
-    value = round(run.metrics[metric] or 0, 4)
+    value = round(run.metrics[metric] or 0, 8)
     return {"seed": run.seed, "value": value, "commit": run.result.get("commit"), "curve": curve}
 
 
