@@ -44,10 +44,12 @@ def flushed() -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """Open those of the standard streams that the caller has closed (`2>&-`) on the null device."""
+    """Open those of the standard streams that the caller has closed (`2>&-`) on the null device, also for workers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in order: each gets its number
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 class ConsoleHandler(logging.Handler):

@@ -140,7 +140,9 @@ def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
     of_runs = ("predict", "generate", "translate", "attention", "play", "export", "evaluate")
     expected: dict[str, str] = {f"{name} a --nope": "2" for name in (*of_runs, "audit", "status", "download")}
     for name in of_runs:
-        expected[f"{name} nowhere"] = "Error: nowhere: no such folder. Name a run's folder, such as outputs/runs/...."
+        expected[f"{name} nowhere"] = (
+            "Error: nowhere: no such folder. Name that of a run, or of a model as Hugging Face saves it."
+        )
         expected[f"{name} . --checkpoint x"] = (
             "Error: There is no checkpoint x; choose one of average.ckpt, best.ckpt, last.ckpt."
         )
@@ -179,6 +181,7 @@ def test_a_command_does_without_a_stream(name: str, stream: str, monkeypatch: py
     else:
         assert ends(name, "--nope") not in (None, 0)
     assert not getattr(sys, stream).isatty()
+    assert os.get_inheritable(getattr(sys, stream).fileno())  # by the workers of a sweep
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -22,7 +22,7 @@ def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str
     """
     directory = Path(run)
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
+        raise UserError(f"{directory}: no such folder. Name that of a run, or of a model as Hugging Face saves it.")
     if (directory / CONFIG).exists():
         if checkpoint is not None:
             raise UserError(f"{directory} is a model from elsewhere, which has no {checkpoint}; name no checkpoint.")
