@@ -125,7 +125,7 @@ def format_seconds(value: float) -> str:
 def format_ratio(row: Row) -> str:
     """Format a ratio and its interval; empty without a ratio."""
     texts = [f"{x:.2f}" if x < 10 else f"{x:.1f}" for x in (row.ratio, *(row.interval or ())) if x is not None]
-    return f"{texts[0]} ({texts[1]} to {texts[2]})" if len(texts) == 3 else "".join(texts)
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else "".join(texts)
 
 
 def format_tables(rows: Sequence[Row], columns: Columns) -> str:

@@ -148,9 +148,12 @@ def cost(study: Study) -> Any:
             axis.plot(x, y, color=look["color"], ls=look["ls"], lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
             axis.scatter(x, y, s=sizes, color=look["color"], marker=look["marker"], zorder=3)
+            errors = [[half_width(summary) for summary in column] for column in zip(*points)]
+            axis.errorbar(x, y, errors[1], errors[0], fmt="none", ecolor=look["color"], lw=1)
         axis.set_xlabel(label)
-    axes[0].set_xscale("log", base=2)
-    axes[0].xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes[0].set(xscale="log", xlabel=f"{COSTS['training_seconds']} (logarithmic)")
+    axes[1].set_xlim(left=0)
+    axes[0].set_xticks([100, 200, 400, 800], [100, 200, 400, 800])
     axes[0].set_ylabel("test perplexity per token, sliding window")
     for k, context in enumerate(contexts):
         axes[0].scatter([], [], s=30 + 50 * k, color=INK, label=f"{context:,} tokens of context")
@@ -166,9 +169,9 @@ def sources(study: Study) -> Any:
     for variant in study.finished_variants():
         points = [study.summary(variant.label, f"{metric}_at_{bucket}") for bucket in buckets]
         lines[variant.label] = {float(x): own for x, own in enumerate(points) if own}
-    name = f"{heading(metric)}: mean; lowest to highest seed"
+    unit, name = "digits" if study.corpus == "digits" else "words", f"{heading(metric)}: mean; lowest to highest seed"
     figure, (axis,) = drawn.draw_lines(
-        study, {name: (scale(metric), lines)}, xlabel="words of the source (sentences)"
+        study, {name: (scale(metric), lines)}, xlabel=f"{unit} of the source (sentences)"
     )
     axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
     axis.set_ylim(bottom=0)

@@ -116,17 +116,22 @@ def code(words: Sequence[str], between: str = " ") -> str:
 
 
 def ladder_rows(results: Results, name: str, metrics: Sequence[str], first: str) -> list[list[str]]:
-    """Return the rungs with their metrics and the difference of each to the rung below, then the baselines."""
+    """Return the rungs with their metrics and the difference of each to the rung below, then the baselines.
+
+    A difference is bold if it is significant after Holm's correction.
+    """
     ladder = rungs(results, name)
     is_ladder = sum(rung.on_top for rung in ladder) > 1  # else all rows stand beside one
     rows = [["step", *map(heading, metrics), "seeds"]]
+    verdicts = {(rung, metric): verdict for metric in metrics for rung, _, verdict in with_verdicts(ladder, metric)}
     for rung in ladder:
         step = code(rung.path, "<br>") if rung.below else first
         cells = [step if rung.on_top or not is_ladder else f"*beside:* {step}"]
         for metric in metrics:
             own, effect = rung.values(metric), rung.less(rung.below, metric) if rung.below else None
             mean = number(metric, Summary(own.values()).mean) if own else NONE
-            cells.append(mean if effect is None else f"{mean}<br>{estimate(metric, effect)}")
+            bold = "**" * (verdicts.get((rung, metric), "Inconclusive") != "Inconclusive")
+            cells.append(mean if effect is None else f"{mean}<br>{bold}{estimate(metric, effect)}{bold}")
         rows.append([*cells, str(len(rung.place.runs))])
     for run in ladder[0].place.study.counted:
         shown = [number(metric, run.metrics.get(metric)) for metric in metrics]
@@ -152,17 +157,19 @@ def step_text(results: Results, name: str, metric: str, step: str) -> str:
 
 
 def steps_text(results: Results, name: str, metric: str) -> str:
-    """Return as a list which steps change a metric for better or worse after Holm's correction, and which may not."""
+    """Return as a list which steps change a metric for better or worse after Holm's correction, and how many may not."""
     ladder = rungs(results, name)
+    on_top = [rung for rung in ladder if rung.on_top]
     groups: dict[str, list[str]] = {"Better": [], "Worse": [], "Inconclusive": []}
     for rung, effect, verdict in with_verdicts(ladder, metric):
         text = code(rung.step)
-        if rung.below and not rung.on_top:
+        if rung.below and not rung.on_top and len(on_top) > 1:
             several = sum(other.step == rung.step and not other.on_top for other in ladder) > 1
             text += ", beside" + f" {code(rung.below.step)}" * several
-        groups[verdict].append(text + f" ({number(metric, effect.mean, True)})" * (verdict != "Inconclusive"))
+        groups[verdict].append(f"{text} ({number(metric, effect.mean, True)})")
+    if (others := len(groups["Inconclusive"])) > 1:
+        groups["Inconclusive"] = [f"{others} others"]
     lines = [f"- **{verdict}**: {'; '.join(texts)}." for verdict, texts in groups.items() if texts]
-    on_top = [rung for rung in ladder if rung.on_top]
     if len(on_top) > 1 and (whole := on_top[-1].less(on_top[0], metric)):
         lines.append(f"- **The whole ladder**: {estimate(metric, whole)}.")
     return "\n".join(lines)
@@ -200,12 +207,12 @@ def ladder_figure(results: Results, name: str) -> Any:
                     "fontsize": 8,
                 }
                 look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6}
-                axis.annotate(number(metric, summary.mean), (high, y), **look)
+                axis.annotate(number(metric, summary.mean), (high, y), zorder=4, **look)
         strongest = [run for run in study.counted if run.baseline in STRONGEST]
         for dashes, run in zip(("--", ":", "-."), strongest):
             if (value := run.metrics.get(metric)) is not None:
                 axis.axvline(scale(metric) * value, color=INK, lw=1.1, ls=dashes, label=baseline_name(run), zorder=0)
-        axis.set_xlabel(f"{heading(metric)}, 95 % interval")
+        axis.set_xlabel(f"{heading(metric)}, 95 % interval over seeds")
         axis.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [wrapped(text, 46) for text in names], fontsize=8)
     axes[0].invert_yaxis()

@@ -261,7 +261,7 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> 
     Args:
         without: names of models that are no part of pairs, such as those without attention; they stand beside.
     """
-    rows, p_values, counts = [["probe, length", "best", "worst", *without, "pairs separated"]], list[float](), []
+    rows, p_values, counts = [["probe, length", "best", "worst", *without, "chance", "pairs separated"]], list[float](), []
     for at, models in at_longest(usual(cells), beyond):
         beside = {cell["model"]: in_table(cell) for cell in models}
         own = [cell for cell in models if cell["model"] not in without and len(cell["runs"]) >= SEEDS]
@@ -272,7 +272,8 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> 
             extremes = [most(own, key=lambda cell: cell["mean"]) for most in (max, min)]
             named = [f"{cell['model']} {in_table(cell)}" for cell in extremes]
             trained = f" (trained to {own[0]['longest']})" if beyond else ""
-            rows.append([at + trained, *named, *(beside.get(name, NONE) for name in without)])
+            chance = number(ACCURACY, own[0]["chance"])
+            rows.append([at + trained, *named, *(beside.get(name, NONE) for name in without), chance])
     corrected = iter(holm(p_values))
     for row, count in zip(rows[1:], counts):
         row.append(f"{sum(p < 0.05 for p in itertools.islice(corrected, count))} of {count}")
@@ -290,7 +291,7 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
     A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
-    rows = [["probe, length", "as by default", "tuned", "other settings chosen", "largest change", "smallest change"]]
+    rows = [["probe, length", "as by default", "tuned", "other settings chosen", "highest change", "lowest change"]]
     at, by = {(key_of(cell), cell["length"]): cell for cell in cells}, rows_of(cells)
     for name, own in at_longest(usual(cells), beyond):
         both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own]

@@ -217,7 +217,7 @@ class Words:
         command = [sys.executable, f"benchmarks/{name}.py", "--show"]
         return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
-    def ladder(self, name: str, *metrics: str, first: str = "the defaults") -> str:
+    def ladder(self, name: str, *metrics: str, first: str = "the first rung") -> str:
         """Return the rungs of a ladder, each with the difference to the rung below."""
         return markdown(ladder_rows(self.results, name, metrics, first))
 
@@ -245,7 +245,7 @@ class Words:
             for name in self.results.place(next(iter(variants.values()))).study.columns
             if name.startswith("test_perplexity_")
         ]
-        rows = [["", "beside", *texts]]
+        rows = [["", "ratio to, minus", *texts]]
         for called, variant in variants.items():
             for baseline in baselines:
                 counted = self.results.place(variant, baseline=baseline)
@@ -267,11 +267,11 @@ class Words:
         counted = self.results.place(variant, baseline=baseline).baseline
         return estimate(ACCURACY, accuracy_difference(self.results.place(variant), counted))
 
-    def against_baselines(self, variant: str, *baselines: str) -> str:
-        """Return the accuracy of a variant and of baselines, and what the variant has more."""
+    def against_baselines(self, variant: str, *baselines: str, called: str) -> str:
+        """Return the accuracy of a variant, by what it is called, and of baselines, and what the variant has more."""
         place = self.results.place(variant)
-        rows = [["", "test accuracy, %", "the model less the baseline, points"]]
-        rows.append(["the model", mean_and_sd(ACCURACY, Summary(place.values(ACCURACY).values())), NONE])
+        rows = [["", "test accuracy, %", f"{called} minus the baseline, points"]]
+        rows.append([called, mean_and_sd(ACCURACY, Summary(place.values(ACCURACY).values())), NONE])
         for name in baselines:
             run = self.results.place(variant, baseline=name).baseline
             assert run
@@ -287,8 +287,8 @@ class Words:
             "all are right": right.all(axis=0),
             "at least one is right": right.any(axis=0),
             "none is right": ~right.any(axis=0),
-            "the model alone is right": right[0] & ~right[1:].any(axis=0),
-            "the model alone is wrong": ~right[0] & right[1:].all(axis=0),
+            "the transformer alone is right": right[0] & ~right[1:].any(axis=0),
+            "the transformer alone is wrong": ~right[0] & right[1:].all(axis=0),
         }
         rows = [[words, str(own.sum()), number(ACCURACY, own.mean())] for words, own in shares.items()]
         return markdown([["", "sentences", "%"], *rows])
@@ -307,9 +307,10 @@ class Words:
             means.append((math.log2(train), summary.mean, *counted))
         smaller = [own for own in means if own[0] < means[-1][0] - 0.9]  # in doublings
         doublings, *gains = (last - before for before, last in zip(smaller[-1], means[-1]))
-        rows.append(["for each doubling", *(number(ACCURACY, gain / doublings, True) for gain in gains)])
+        ends = " to ".join(f"{2**size:,.0f}" for size in (smaller[-1][0], means[-1][0]))
+        rows.append([f"for each doubling from {ends} sentences", *(number(ACCURACY, gain / doublings, True) for gain in gains)])
         heads = [baseline_name(self.results.place(variants[0], baseline=name).runs[0]) for name in baselines]
-        return markdown([["sentences in train", "the model", *heads], *rows])
+        return markdown([["sentences in train", "the transformer", *heads], *rows])
 
     def probes(self, by: str = "model", fixed: Mapping[str, Any] | None = None, **lengths: int) -> str:
         """Return the accuracies on probes, each at one length, by encoding or along another axis of the map."""

@@ -383,11 +383,11 @@ def test_the_tables_by_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "| all are right | 1 | 12.5 |",
         "| at least one is right | 8 | 100.0 |",
         "| none is right | 0 | 0.0 |",
-        "| the model alone is right | 1 | 12.5 |",
-        "| the model alone is wrong | 2 | 25.0 |",
+        "| the transformer alone is right | 1 | 12.5 |",
+        "| the transformer alone is wrong | 2 | 25.0 |",
     ]
-    model, bayes, _ = page(f"{{{{ against_baselines({names}) }}}}", tmp_path, monkeypatch).splitlines()[2:]
-    assert model.startswith("| the model | 56.2 ± 8.8 |")
+    model, bayes, _ = page(f"{{{{ against_baselines({names}, called='the sum') }}}}", tmp_path, monkeypatch).splitlines()[2:]
+    assert model.startswith("| the sum | 56.2 ± 8.8 |")
     assert bayes.startswith("| naive Bayes of words and pairs | 87.5 | −31.2 [")
     (tmp_path / "runs" / "seed0" / PREDICTIONS).unlink()
     with pytest.raises(UserError, match=r"has no predictions\.tsv"):
@@ -627,8 +627,8 @@ def test_separated_pairs_are_those_of_welchs_test_after_holms_correction() -> No
     cells += [cell("fire", [0.1] * 4, 20), cell("RNN", [0.3] * 5, 20)]
     cells += [{**cell(name, own, 20), "probe": "reverse"} for name, own in other.items()]
     rows = probes.separations(cells, False, ["RNN"])
-    assert rows[1] == ["copy, 20", "rope 89.2 ± 1.6", "nope 50.0 ± 1.6", "30.0 ± 0.0", "2 of 3"]
-    assert rows[2] == ["reverse, 20", "rope 70.0 ± 15.8", "alibi 60.0 ± 15.8", "–", "0 of 1"]
+    assert rows[1] == ["copy, 20", "rope 89.2 ± 1.6", "nope 50.0 ± 1.6", "30.0 ± 0.0", "10.0", "2 of 3"]
+    assert rows[2] == ["reverse, 20", "rope 70.0 ± 15.8", "alibi 60.0 ± 15.8", "–", "10.0", "0 of 1"]
     constant = [cell("nope", [0.5] * 5, 20), cell("learned", [0.7] * 5, 20)]
     assert probes.separations(constant, False, [])[1][-1] == "0 of 1"
     longer = [{**own, "length": 40} for own in cells if own["probe"] == "copy"]
