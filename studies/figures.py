@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from speechformer.report import figures as drawn
@@ -134,7 +133,10 @@ def effects(
 
 
 def cost(study: Study) -> Any:
-    """Draw perplexity over time and memory of training: a line for each pattern, larger marks for longer contexts."""
+    """Draw perplexity over time and memory of training, with standard deviations over seeds.
+
+    Each pattern has a line, longer contexts have larger marks.
+    """
     contexts = sorted({variant.settings["block_size"] for variant in study.variants})
     patterns = defaultdict[str, list[Any]](list)
     for variant in sorted(study.variants, key=lambda variant: variant.settings["block_size"]):
@@ -148,8 +150,8 @@ def cost(study: Study) -> Any:
             axis.plot(x, y, color=look["color"], ls=look["ls"], lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
             axis.scatter(x, y, s=sizes, color=look["color"], marker=look["marker"], zorder=3)
-            errors = [[half_width(summary) for summary in column] for column in zip(*points)]
-            axis.errorbar(x, y, errors[1], errors[0], fmt="none", ecolor=look["color"], lw=1)
+            spread_x, spread_y = ([summary.sd for summary in column] for column in zip(*points))
+            axis.errorbar(x, y, spread_y, spread_x, fmt="none", ecolor=look["color"], lw=1)
         axis.set_xlabel(label)
     axes[0].set(xscale="log", xlabel=f"{COSTS['training_seconds']} (logarithmic)")
     axes[1].set_xlim(left=0)
