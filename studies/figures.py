@@ -26,7 +26,7 @@ VERDICTS = {
     "inconclusive": ("#8a949e", "s"),
     "contradicted": ("#D55E00", "X"),
 }
-COSTS = {"training_seconds": "training, seconds", "peak_megabytes": "peak of memory, MB"}
+COSTS = {"training_seconds": "training, seconds (log scale)", "peak_megabytes": "peak of memory, MB"}
 SLIDING = "test_sliding_perplexity_mean"  # in which the first tokens of a block have a context, too
 TICKS = (-30, -10, -5, 0, 5, 10, 30)  # logarithmic beyond 5
 LINK = re.compile(r"\]\(figures/(\w+)\.png\)")
@@ -150,12 +150,12 @@ def cost(study: Study) -> Any:
             axis.plot(x, y, color=look["color"], ls=look["ls"], lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
             axis.scatter(x, y, s=sizes, color=look["color"], marker=look["marker"], zorder=3)
-            spread_x, spread_y = ([summary.sd for summary in column] for column in zip(*points))
-            axis.errorbar(x, y, spread_y, spread_x, fmt="none", ecolor=look["color"], lw=1)
+            spread = ([summary.sd for summary in column] for column in zip(*map(reversed, points)))
+            axis.errorbar(x, y, *spread, fmt="none", ecolor=look["color"], lw=1)
         axis.set_xlabel(label)
-    axes[0].set(xscale="log", xlabel=f"{COSTS['training_seconds']} (logarithmic)")
+    axes[0].set_xscale("log", base=2)
     axes[1].set_xlim(left=0)
-    axes[0].set_xticks([100, 200, 400, 800], [100, 200, 400, 800])
+    axes[0].xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("test perplexity per token, sliding window")
     for k, context in enumerate(contexts):
         axes[0].scatter([], [], s=30 + 50 * k, color=INK, label=f"{context:,} tokens of context")
@@ -171,10 +171,9 @@ def sources(study: Study) -> Any:
     for variant in study.finished_variants():
         points = [study.summary(variant.label, f"{metric}_at_{bucket}") for bucket in buckets]
         lines[variant.label] = {float(x): own for x, own in enumerate(points) if own}
-    unit, name = "digits" if study.corpus == "digits" else "words", f"{heading(metric)}: mean; lowest to highest seed"
-    figure, (axis,) = drawn.draw_lines(
-        study, {name: (scale(metric), lines)}, xlabel=f"{unit} of the source (sentences)"
-    )
+    name = f"{heading(metric)}: mean; lowest to highest seed"
+    unit = "digits of the source (strings)" if study.corpus == "digits" else "words of the source (sentences)"
+    figure, (axis,) = drawn.draw_lines(study, {name: (scale(metric), lines)}, xlabel=unit)
     axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
     axis.set_ylim(bottom=0)
     for text, variant in zip(figure.legends[0].get_texts(), study.finished_variants()):

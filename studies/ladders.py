@@ -157,7 +157,7 @@ def step_text(results: Results, name: str, metric: str, step: str) -> str:
 
 
 def steps_text(results: Results, name: str, metric: str) -> str:
-    """Return as a list which steps change a metric for better or worse after Holm's correction, and how many may not."""
+    """Return as a list which steps change a metric after Holm's correction, and how many are inconclusive."""
     ladder = rungs(results, name)
     on_top = [rung for rung in ladder if rung.on_top]
     groups: dict[str, list[str]] = {"Better": [], "Worse": [], "Inconclusive": []}
@@ -167,8 +167,7 @@ def steps_text(results: Results, name: str, metric: str) -> str:
             several = sum(other.step == rung.step and not other.on_top for other in ladder) > 1
             text += ", beside" + f" {code(rung.below.step)}" * several
         groups[verdict].append(f"{text} ({number(metric, effect.mean, True)})")
-    if (others := len(groups["Inconclusive"])) > 1:
-        groups["Inconclusive"] = [f"{others} others"]
+    groups["Inconclusive"] = [f"the other steps ({len(groups['Inconclusive'])})"]
     lines = [f"- **{verdict}**: {'; '.join(texts)}." for verdict, texts in groups.items() if texts]
     if len(on_top) > 1 and (whole := on_top[-1].less(on_top[0], metric)):
         lines.append(f"- **The whole ladder**: {estimate(metric, whole)}.")

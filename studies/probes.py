@@ -261,7 +261,12 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> 
     Args:
         without: names of models that are no part of pairs, such as those without attention; they stand beside.
     """
-    rows, p_values, counts = [["probe, length", "best", "worst", *without, "chance", "pairs separated"]], list[float](), []
+    header, p_values, counts = (
+        ["probe, length", "best", "worst", *without, "chance", "pairs separated"],
+        list[float](),
+        [],
+    )
+    rows = [header]
     for at, models in at_longest(usual(cells), beyond):
         beside = {cell["model"]: in_table(cell) for cell in models}
         own = [cell for cell in models if cell["model"] not in without and len(cell["runs"]) >= SEEDS]
@@ -272,8 +277,8 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> 
             extremes = [most(own, key=lambda cell: cell["mean"]) for most in (max, min)]
             named = [f"{cell['model']} {in_table(cell)}" for cell in extremes]
             trained = f" (trained to {own[0]['longest']})" if beyond else ""
-            chance = number(ACCURACY, own[0]["chance"])
-            rows.append([at + trained, *named, *(beside.get(name, NONE) for name in without), chance])
+            others = [beside.get(name, NONE) for name in without]
+            rows.append([at + trained, *named, *others, number(ACCURACY, own[0]["chance"])])
     corrected = iter(holm(p_values))
     for row, count in zip(rows[1:], counts):
         row.append(f"{sum(p < 0.05 for p in itertools.islice(corrected, count))} of {count}")

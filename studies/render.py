@@ -296,7 +296,7 @@ class Words:
     def learning_curve(self, variants: Sequence[str], *baselines: str) -> str:
         """Return the accuracy of variants and of baselines, by the number of sentences in train.
 
-        The last row has what a doubling of train adds, by the largest and about half of it.
+        The last row has what a doubling of train adds, by the largest, the last one, and about half of it.
         """
         rows, means = [], []
         for variant in variants:
@@ -307,8 +307,8 @@ class Words:
             means.append((math.log2(train), summary.mean, *counted))
         smaller = [own for own in means if own[0] < means[-1][0] - 0.9]  # in doublings
         doublings, *gains = (last - before for before, last in zip(smaller[-1], means[-1]))
-        ends = " to ".join(f"{2**size:,.0f}" for size in (smaller[-1][0], means[-1][0]))
-        rows.append([f"for each doubling from {ends} sentences", *(number(ACCURACY, gain / doublings, True) for gain in gains)])
+        doubling = f"for each doubling from {rows[len(smaller) - 1][0]} to {rows[-1][0]} sentences"
+        rows.append([doubling, *(number(ACCURACY, gain / doublings, True) for gain in gains)])
         heads = [baseline_name(self.results.place(variants[0], baseline=name).runs[0]) for name in baselines]
         return markdown([["sentences in train", "the transformer", *heads], *rows])
 

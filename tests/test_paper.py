@@ -386,7 +386,8 @@ def test_the_tables_by_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "| the transformer alone is right | 1 | 12.5 |",
         "| the transformer alone is wrong | 2 | 25.0 |",
     ]
-    model, bayes, _ = page(f"{{{{ against_baselines({names}, called='the sum') }}}}", tmp_path, monkeypatch).splitlines()[2:]
+    text = page(f"{{{{ against_baselines({names}, called='the sum') }}}}", tmp_path, monkeypatch)
+    model, bayes, _ = text.splitlines()[2:]
     assert model.startswith("| the sum | 56.2 ± 8.8 |")
     assert bayes.startswith("| naive Bayes of words and pairs | 87.5 | −31.2 [")
     (tmp_path / "runs" / "seed0" / PREDICTIONS).unlink()
