@@ -172,8 +172,8 @@ def sources(study: Study) -> Any:
         points = [study.summary(variant.label, f"{metric}_at_{bucket}") for bucket in buckets]
         lines[variant.label] = {float(x): own for x, own in enumerate(points) if own}
     name = f"{heading(metric)}: mean; lowest to highest seed"
-    unit = "digits of the source (strings)" if study.corpus == "digits" else "words of the source (sentences)"
-    figure, (axis,) = drawn.draw_lines(study, {name: (scale(metric), lines)}, xlabel=unit)
+    xlabel = "digits of the source (strings)" if study.corpus == "digits" else "words of the source (sentences)"
+    figure, (axis,) = drawn.draw_lines(study, {name: (scale(metric), lines)}, xlabel=xlabel)
     axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
     axis.set_ylim(bottom=0)
     for text, variant in zip(figure.legends[0].get_texts(), study.finished_variants()):

@@ -123,14 +123,14 @@ def ladder_rows(results: Results, name: str, metrics: Sequence[str], first: str)
     ladder = rungs(results, name)
     is_ladder = sum(rung.on_top for rung in ladder) > 1  # else all rows stand beside one
     rows = [["step", *map(heading, metrics), "seeds"]]
-    verdicts = {(rung, metric): verdict for metric in metrics for rung, _, verdict in with_verdicts(ladder, metric)}
+    verdicts = {(rung, name): verdict for name in metrics for rung, _, verdict in with_verdicts(ladder, name)}
     for rung in ladder:
         step = code(rung.path, "<br>") if rung.below else first
         cells = [step if rung.on_top or not is_ladder else f"*beside:* {step}"]
         for metric in metrics:
             own, effect = rung.values(metric), rung.less(rung.below, metric) if rung.below else None
             mean = number(metric, Summary(own.values()).mean) if own else NONE
-            bold = "**" * (verdicts.get((rung, metric), "Inconclusive") != "Inconclusive")
+            bold = "**" * (verdicts.get((rung, metric)) in ("Better", "Worse"))
             cells.append(mean if effect is None else f"{mean}<br>{bold}{estimate(metric, effect)}{bold}")
         rows.append([*cells, str(len(rung.place.runs))])
     for run in ladder[0].place.study.counted:
@@ -159,16 +159,16 @@ def step_text(results: Results, name: str, metric: str, step: str) -> str:
 def steps_text(results: Results, name: str, metric: str) -> str:
     """Return as a list which steps change a metric after Holm's correction, and how many are inconclusive."""
     ladder = rungs(results, name)
-    on_top = [rung for rung in ladder if rung.on_top]
     groups: dict[str, list[str]] = {"Better": [], "Worse": [], "Inconclusive": []}
     for rung, effect, verdict in with_verdicts(ladder, metric):
         text = code(rung.step)
-        if rung.below and not rung.on_top and len(on_top) > 1:
+        if rung.below and not rung.on_top:
             several = sum(other.step == rung.step and not other.on_top for other in ladder) > 1
             text += ", beside" + f" {code(rung.below.step)}" * several
         groups[verdict].append(f"{text} ({number(metric, effect.mean, True)})")
     groups["Inconclusive"] = [f"the other steps ({len(groups['Inconclusive'])})"]
     lines = [f"- **{verdict}**: {'; '.join(texts)}." for verdict, texts in groups.items() if texts]
+    on_top = [rung for rung in ladder if rung.on_top]
     if len(on_top) > 1 and (whole := on_top[-1].less(on_top[0], metric)):
         lines.append(f"- **The whole ladder**: {estimate(metric, whole)}.")
     return "\n".join(lines)
@@ -206,7 +206,7 @@ def ladder_figure(results: Results, name: str) -> Any:
                     "fontsize": 8,
                 }
                 look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6}
-                axis.annotate(number(metric, summary.mean), (high, y), zorder=4, **look)
+                axis.annotate(number(metric, summary.mean), (high, y), **look)
         strongest = [run for run in study.counted if run.baseline in STRONGEST]
         for dashes, run in zip(("--", ":", "-."), strongest):
             if (value := run.metrics.get(metric)) is not None:

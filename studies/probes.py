@@ -261,12 +261,8 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str]) -> 
     Args:
         without: names of models that are no part of pairs, such as those without attention; they stand beside.
     """
-    header, p_values, counts = (
-        ["probe, length", "best", "worst", *without, "chance", "pairs separated"],
-        list[float](),
-        [],
-    )
-    rows = [header]
+    rows = [["probe, length", "best", "worst", *without, "chance", "pairs separated"]]
+    p_values, counts = list[float](), []
     for at, models in at_longest(usual(cells), beyond):
         beside = {cell["model"]: in_table(cell) for cell in models}
         own = [cell for cell in models if cell["model"] not in without and len(cell["runs"]) >= SEEDS]
