@@ -161,11 +161,8 @@ def steps_text(results: Results, name: str, metric: str) -> str:
     ladder = rungs(results, name)
     groups: dict[str, list[str]] = {"Better": [], "Worse": [], "Inconclusive": []}
     for rung, effect, verdict in with_verdicts(ladder, metric):
-        text = code(rung.step)
-        if rung.below and not rung.on_top:
-            several = sum(other.step == rung.step and not other.on_top for other in ladder) > 1
-            text += ", beside" + f" {code(rung.below.step)}" * several
-        groups[verdict].append(f"{text} ({number(metric, effect.mean, True)})")
+        beside = ", beside" * (not rung.on_top)
+        groups[verdict].append(f"{code(rung.step)}{beside} ({number(metric, effect.mean, True)})")
     groups["Inconclusive"] = [f"the other steps ({len(groups['Inconclusive'])})"]
     lines = [f"- **{verdict}**: {'; '.join(texts)}." for verdict, texts in groups.items() if texts]
     on_top = [rung for rung in ladder if rung.on_top]
