@@ -161,8 +161,8 @@ def steps_text(results: Results, name: str, metric: str) -> str:
     ladder = rungs(results, name)
     groups: dict[str, list[str]] = {"Better": [], "Worse": [], "Inconclusive": []}
     for rung, effect, verdict in with_verdicts(ladder, metric):
-        beside = ", beside" * (not rung.on_top)
-        groups[verdict].append(f"{code(rung.step)}{beside} ({number(metric, effect.mean, True)})")
+        text = f"{code(rung.step)}{', beside' * (not rung.on_top)} ({number(metric, effect.mean, True)})"
+        groups[verdict].append(text)
     groups["Inconclusive"] = [f"the other steps ({len(groups['Inconclusive'])})"]
     lines = [f"- **{verdict}**: {'; '.join(texts)}." for verdict, texts in groups.items() if texts]
     on_top = [rung for rung in ladder if rung.on_top]
