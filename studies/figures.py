@@ -150,8 +150,8 @@ def cost(study: Study) -> Any:
             axis.plot(x, y, color=look["color"], ls=look["ls"], lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
             axis.scatter(x, y, s=sizes, color=look["color"], marker=look["marker"], zorder=3)
-            spread = ([summary.sd for summary in column] for column in zip(*map(reversed, points)))
-            axis.errorbar(x, y, *spread, fmt="none", ecolor=look["color"], lw=1)
+            xerr, yerr = ([summary.sd for summary in column] for column in zip(*points))
+            axis.errorbar(x, y, yerr, xerr, fmt="none", ecolor=look["color"], lw=1)
         axis.set_xlabel(label)
     axes[0].set_xscale("log", base=2)
     axes[1].set_xlim(left=0)
