@@ -138,7 +138,7 @@ class Words:
         limits = {
             "by a part": verdict != claim.verdict,
             "but small": claim.is_small and claim.p < 0.05,
-            "at the ceiling": claim.is_at_ceiling,
+            f"at the ceiling ({number(claim.metric, claim.lowest)} % or more)": claim.is_at_ceiling,
             "exploratory": claim.by == OURS,
             "*published with the opposite sign*": (published.effect(claim) or 0.0) * claim.sign < 0,
             "*regime not reproduced*": is_missing,
