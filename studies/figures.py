@@ -24,7 +24,7 @@ VERDICTS = {
     "supported": ("#0072B2", "o"),
     "equivalent": ("#009E73", "^"),
     "inconclusive": ("#8a949e", "s"),
-    "contradicted": ("#D55E00", "X"),
+    "contradicted": ("#D55E00", "v"),
 }
 COSTS = {"training_seconds": "training, seconds (log scale)", "peak_megabytes": "peak of memory, MB"}
 SLIDING = "test_sliding_perplexity_mean"  # in which the first tokens of a block have a context, too
@@ -81,7 +81,9 @@ def claims(results: Results, name: str) -> Any:
         return figure
     figure, axes = effects(groups, 8, 120)
     for axis in axes:
+        axis.set_xlabel("effect, positive as claimed", fontsize=8)
         if max(map(abs, axis.get_xlim())) > 20:
+            axis.set_xlabel("effect, positive as claimed, on a logarithmic axis beyond ±5", fontsize=8)
             axis.set_xscale("symlog", linthresh=5)
             axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
             axis.minorticks_off()
@@ -112,6 +114,7 @@ def effects(
     for axis, (title, group) in zip(axes[:, 0], groups.items()):
         axis.set_title(title, fontsize=size + 1, loc="left")
         axis.tick_params(labelsize=size)
+        axis.use_sticky_edges = False
         for y, claim in enumerate(group):
             factor, found = claim.sign * unit_of(claim)[1], published.effect(claim)
             axis.barh(y, 2 * abs(factor) * claim.noise, left=-abs(factor) * claim.noise, height=0.7, color="#dfe3e8")
@@ -126,8 +129,8 @@ def effects(
     shown = {claim.verdict for group in groups.values() for claim in group}
     for text in (text for text in VERDICTS if text in shown):
         axis.plot([], [], VERDICTS[text][1], color=VERDICTS[text][0], label=text)
-    axis.plot([], [], "D", color=INK, mfc="white", label="published")
-    axis.barh([0], [0], color="#dfe3e8", label="noise of single runs")
+    axis.plot([], [], "D", color=INK, mfc="white", label="published, where it is")
+    axis.barh([0], [0], color="#dfe3e8", label="noise of two single runs")
     add_legend(figure, axis, loc="outside lower center", ncols=3)
     return figure, axes[:, 0]
 

@@ -1,8 +1,8 @@
 """What the course reports published, beside our runs: the content of `published.yaml`.
 
 A published *curve* is every value that a table gives for a run, of train and test, at all its epochs or steps. The
-training regime of a report counts as reproduced if at least half of the points of its curve lie inside our 95 %
-prediction intervals of one run.
+training regime of a report counts as not reproduced if fewer than half of the points of its curve lie inside our 95 %
+prediction intervals of one run (the half rule).
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from typing import Any
 from scipy import stats
 
 from speechformer.report.statistics import Summary
-from speechformer.report.tables import NONE, format_interval, mean_and_sd, number
-from studies.results import OURS, VERDICTS, Claim, Place, Results, Values, best_values, read_yaml, terms_of
+from speechformer.report.tables import NONE, mean_and_sd, number
+from studies.results import (
+    OURS,
+    VERDICTS,
+    Claim,
+    Place,
+    Results,
+    Values,
+    best_values,
+    predicted,
+    read_yaml,
+    terms_of,
+)
 
 Rows = list[list[str]]
 NOISY = ("test_accuracy", "test_accuracy_not_in_train", "test_perplexity_mean")
@@ -130,15 +141,14 @@ def counts(points: Mapping[str, list[bool]]) -> list[str]:
 
 def curves_table(results: Results) -> Rows:
     """Return how many points of each published curve are inside our intervals, and the final values."""
-    rows = [["published curve", "test, inside", "train, inside", "regime", "final, published", "ours, one run"]]
+    rows = [["published curve", "test, inside", "train, inside", "half rule", "final, published", "ours, 95 % PI"]]
     for row, points in curves(results).items():
         place = reported(results)[row]
         metric = place.study.metric
         ours = Summary(place.values(metric).values())
-        regime = "**not reproduced**" if row in not_reproduced(results) else "reproduced"
+        regime = "**not reproduced**" if row in not_reproduced(results) else "not rejected"
         final = number(metric, value(row, metric, None, "last"))
-        interval = format_interval(metric, ours.prediction_interval, like=ours.mean)
-        rows.append([row.replace("_", " "), *counts(points), regime, final, interval])
+        rows.append([row.replace("_", " "), *counts(points), regime, final, predicted(metric, ours)])
     return rows
 
 
@@ -191,23 +201,34 @@ def regime(results: Results, claim: Claim) -> bool:
     return bool({line.get("variant") for line in lines} & {*not_reproduced(results)})
 
 
-def verdicts(results: Results) -> Rows:
-    """Return how many conclusions have each verdict: of the reports as drawn, our reformulations, and our own.
+def conclusions(results: Results) -> dict[str, tuple[str, bool]]:
+    """Return the verdict on each conclusion, as its author drew it, and whether its regime is not reproduced.
 
-    A conclusion of several parts is supported if all are, and contradicted if one is.
+    The key is its first claim. A conclusion of several parts is supported if all are, and contradicted if one is.
     """
-    entries = read_yaml("claims.yaml")["claims"]
-    found = {name: Counter[str]() for name in GROUPS}
-    drawn = defaultdict[str, list[Claim]](list)
+    entries, drawn = read_yaml("claims.yaml")["claims"], defaultdict[str, list[Claim]](list)
     for name, claim in results.claims.items():
         entry = entries.get(name, {})
-        if claim.is_on_speeches and (claim.by == OURS or "reformulates" in entry):
-            found[GROUPS[3 if claim.by == OURS else 2]][claim.verdict] += 1
-        elif claim.is_on_speeches:
+        if claim.is_on_speeches and claim.by != OURS and "reformulates" not in entry:
             drawn[entry.get("conclusion", name)].append(claim)
-    for claims in drawn.values():
-        missing = all(regime(results, claim) for claim in claims)
-        found[GROUPS[missing]][max((claim.verdict for claim in claims), key=VERDICTS.index)] += 1
+    return {
+        claims[0].name: (
+            max((claim.verdict for claim in claims), key=VERDICTS.index),
+            all(regime(results, claim) for claim in claims),
+        )
+        for claims in drawn.values()
+    }
+
+
+def verdicts(results: Results) -> Rows:
+    """Return how many conclusions have each verdict: of the reports as drawn, our reformulations, and our own."""
+    entries = read_yaml("claims.yaml")["claims"]
+    found = {name: Counter[str]() for name in GROUPS}
+    for verdict, missing in conclusions(results).values():
+        found[GROUPS[missing]][verdict] += 1
+    for name, claim in results.claims.items():
+        if claim.is_on_speeches and (claim.by == OURS or "reformulates" in entries.get(name, {})):
+            found[GROUPS[3 if claim.by == OURS else 2]][claim.verdict] += 1
     return [["", *VERDICTS], *([name, *(str(own[word]) for word in VERDICTS)] for name, own in found.items())]
 
 

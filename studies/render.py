@@ -12,7 +12,6 @@ With `--reports`, the report of every archive is written into outputs/pages, too
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
 import tarfile
@@ -36,7 +35,6 @@ from speechformer.report.statistics import Effect, Summary, contrast
 from speechformer.report.tables import (
     NONE,
     estimate,
-    heading,
     is_better_higher,
     mean_and_sd,
     number,
@@ -110,43 +108,47 @@ class Words:
         return self.results.claim(name)
 
     def claims(self, family: str) -> str:
-        """Return the tables of a family of claims: conclusions; folded, their parts, reformulations and tests."""
+        """Return the tables of a family of claims: conclusions and reformulations; folded, other parts and tests."""
         claims = [claim for claim in self.results.claims.values() if claim.family == family]
-        entries = read_yaml("claims.yaml")["claims"]
-        header = ["claim", "verdict", "published", "ours, 95 % confidence interval", "relative", "seeds"]
-        first, rest = [header], [header]
-        tests = [["claim", "of", "over known words", "detectable", "test", "p; after Holm; equivalence"]]
+        entries, drawn = read_yaml("claims.yaml")["claims"], published.conclusions(self.results)
+        header = ["claim", "verdict", "published", "noise", "ours [95 % confidence interval]", "seeds"]
+        first, parts = [header], [header]
+        tests = [["claim", "relative", "in-vocabulary tokens", "minimum detectable", "test", "p, Holm"]]
         for claim in claims:
-            effect, metric = claim.estimated, claim.metric
-            cells = [self.verdict(claim), self.published(claim), claim.effect, claim.relative, seeds_of(effect)]
-            entry = entries.get(claim.name, {})
-            is_first = "reformulates" not in entry and entry.get("conclusion", claim.name) == claim.name
-            (first if is_first else rest).append([f"{claim.says} ({claim.by})", *cells])
+            effect, metric, found = claim.estimated, claim.metric, published.effect(claim)
+            like = precision(effect)
+            by = "" if claim.by == OURS else f" ({claim.by})"
+            noise = NONE if found is None else number(metric, claim.noise, like=like)
+            verdict = self.verdict(claim, drawn.get(claim.name))
+            cells = [verdict, self.published(claim), noise, claim.effect, seeds_of(effect)]
+            is_part = "conclusion" in entries.get(claim.name, {}) and claim.name not in drawn
+            (parts if is_part else first).append([claim.says + by, *cells])
             known = estimate(metric, claim.known) if claim.known else ""
-            detectable = number(metric, effect.detectable, like=precision(effect))
             test = "over sentences" if claim.over_sentences else name_of_test(effect)
-            p = "; ".join(map(p_value, (effect.p, claim.p, claim.equivalence)))
-            tests.append([claim.says, heading_of(metric), known, detectable, test, p])
-        parts = [markdown(first), *([folded("Parts and reformulations", rest)] if rest[1:] else [])]
-        return "\n\n".join([*parts, folded("The tests", tests)]) if claims else ""
+            detectable = number(metric, effect.detectable, like=like)
+            tests.append([claim.says, claim.relative, known, detectable, test, p_value(claim.p)])
+        folds = {"Parts of conclusions": parts, "The tests": tests}
+        more = (folded(title, filled(rows)) for title, rows in folds.items() if rows[1:])
+        return "\n\n".join([markdown(filled(first)), *more]) if claims else ""
 
-    def verdict(self, claim: Claim) -> str:
-        """Return the verdict on a claim, with what limits it."""
-        verdict = claim.verdict if claim.verdict == "inconclusive" else f"**{claim.verdict}**"
+    def verdict(self, claim: Claim, drawn: tuple[str, bool] | None = None) -> str:
+        """Return the verdict on a claim, or on the conclusion that it opens, with what limits it."""
+        own = claim.verdict, claim.by != OURS and published.regime(self.results, claim)
+        verdict, is_missing = drawn or own
         limits = {
-            "but small": claim.is_small and claim.verdict != "equivalent",
+            "by a part": verdict != claim.verdict,
+            "but small": claim.is_small and claim.p < 0.05,
+            f"at the ceiling ({number(claim.metric, claim.lowest)} % or more)": claim.is_at_ceiling,
             "exploratory": claim.by == OURS,
-            "*regime not reproduced*": claim.by != OURS and published.regime(self.results, claim),
+            "*published with the opposite sign*": (published.effect(claim) or 0.0) * claim.sign < 0,
+            "*regime not reproduced*": is_missing,
         }
-        return ", ".join([verdict, *(words for words, holds in limits.items() if holds)])
+        text = verdict if verdict == "inconclusive" else f"**{verdict}**"
+        return ", ".join([text, *(words for words, holds in limits.items() if holds)])
 
     def published(self, claim: Claim) -> str:
-        """Return the published effect of a claim, and what two single runs of ours differ by without an effect."""
-        found = published.effect(claim)
-        if found is None:
-            return NONE
-        noise = number(claim.metric, claim.noise, like=precision(claim.estimated))
-        return f"{number(claim.metric, found, True, like=precision(claim.estimated))} (± {noise})"
+        """Return the published effect of a claim."""
+        return number(claim.metric, published.effect(claim), True, like=precision(claim.estimated))
 
     def agreement(self) -> Mapping[str, Any]:
         """Return how far published results agree with ours, and how much single runs vary; see `published.facts`."""
@@ -177,12 +179,6 @@ class Words:
             "less": estimate(metric, less),
         }
         return {**named, "baseline": baseline_name(baseline)}
-
-    def best_encodings(self) -> list[tuple[str, str]]:
-        """Return the best encoding on each probe beyond the lengths of training, and its accuracy with the probe."""
-        rows = probes.separations(self.cells, beyond=True, without=["RNN"])[1:]
-        found = [re.fullmatch(r"(.*?) (\d.*)", row[1]) for row in rows]
-        return [(best[1], f"{best[2]} % at {row[0]}") for best, row in zip(found, rows) if best]
 
     def runs(self) -> Mapping[str, Any]:
         """Return `count`, `distinct`, `baselines`, `hours` (of one core) and `origin` of the reports' runs."""
@@ -344,13 +340,10 @@ def folded(title: str, rows: Sequence[Sequence[str]]) -> str:
     return f"<details><summary>{title}</summary>\n\n{markdown(rows)}\n\n</details>"
 
 
-def heading_of(metric: str) -> str:
-    """Return the name of a metric, or of a ratio of two."""
-    ratios = {
-        "test_perplexity_mean / train_perplexity": "test over train",
-        "test_length_256_perplexity_mean / test_perplexity_mean": "256 tokens over 32",
-    }
-    return ratios.get(metric) or heading(metric)
+def filled(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """Return a table without the columns that are empty."""
+    columns = [column for column in zip(*rows) if {*column[1:]} - {"", NONE}]
+    return [*zip(*columns)]
 
 
 def value_of(place: Place, metric: str) -> float:

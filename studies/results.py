@@ -3,7 +3,8 @@
 A claim is about an effect, a contrast of means over seeds. It is *supported* or *contradicted* if the effect is
 significant at 5 % after Holm's correction within its family. Otherwise it is *equivalent* to no effect if two
 one-sided tests at 5 % find the effect smaller than the margin of `claims.yaml` (Schuirmann 1987), or else
-*inconclusive*. Runs that collapsed, by the rule of `claims.yaml`, count in no mean and in no claim.
+*inconclusive*. Effects are paired over the seeds that all sides have; sides without a common seed are independent
+(Welch). Runs that collapsed, by the rule of `claims.yaml`, count in no mean and in no claim.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Claim:
         reference: the sum of what the effect subtracts, to which it is relative.
         noise: without an effect, 95 of 100 pairs of single runs differ by less.
         margin: of an effect that is too small to matter.
+        lowest: the lowest mean in the effect.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Claim:
     reference: float = math.nan
     noise: float = math.nan
     margin: float = math.nan
+    lowest: float = math.nan
 
     @property
     def is_on_speeches(self) -> bool:
@@ -136,6 +139,11 @@ class Claim:
         """The p-value of two one-sided t-tests that the effect is not smaller than the margin."""
         distance = self.margin - abs(self.estimated.mean)
         return float(stats.t.sf(distance / self.estimated.error, self.estimated.freedom))
+
+    @property
+    def is_at_ceiling(self) -> bool:
+        """Whether all accuracies are so near 100 % that they cannot differ by the margin."""
+        return "accuracy" in self.metric and self.lowest > 1 - self.margin
 
     @property
     def is_small(self) -> bool:
@@ -153,7 +161,7 @@ class Claim:
         """Whether the effect is as claimed."""
         if self.p < 0.05:
             return "supported" if self.estimated.mean * self.sign > 0 else "contradicted"
-        return "equivalent" if self.is_small else "inconclusive"
+        return "equivalent" if self.is_small and not self.is_at_ceiling else "inconclusive"
 
     @property
     def effect(self) -> str:
@@ -251,13 +259,13 @@ class Results:
         if not own:
             raise PageError(f"the variant {variant} has no {name}" + (f" at {at:g}." if at is not None else "."))
         if less is not None:
-            effect = contrast([(1, own), (-1, self.place(less, protocol).values(name, at))])
+            effect = contrast([(1, own), (-1, self.place(less, protocol).values(name, at))], same_runs=True)
             if effect is None:
                 raise PageError(f"{variant} and {less} have no common {name}.")
             return estimate(name, effect)
         summary = Summary(own.values())
         if show.endswith("prediction"):
-            return format_interval(name, summary.prediction_interval, like=summary.mean)
+            return predicted(name, summary)
         if show == "integer":
             return f"{summary.mean:,.0f}"
         return number(name, summary.mean) if show == "mean" else mean_and_sd(name, summary)
@@ -301,7 +309,8 @@ class Results:
         both = None
         if entry.get("over") == "sentences" and not math.isnan(effect.p):  # one seed says nothing about others
             both = over_sentences(terms, constant)
-            effect = replace(effect, error=both.error, freedom=both.freedom) if both else effect
+            seeds = tuple(len(place.runs) for *_, place in terms if not place.baseline)
+            effect = replace(both, n=seeds) if both else effect
         _, metric, _, place = next(term for term in terms if term[3].baseline is None)
         known = [(times, over_known_words(metric), at, place) for times, metric, at, place in terms]
         is_about_words = any(new[1] != old[1] for new, old in zip(known, terms)) and "test_length" not in metric
@@ -310,7 +319,8 @@ class Results:
         about = (entry["family"], entry["by"], entry["says"], sign, both is not None, metric)
         means = [(times, Summary(place.values(name, at).values()).mean) for times, name, at, place in terms]
         reference = abs(sum(times * mean for times, mean in means if times < 0) + min(constant, 0.0))
-        return Claim(name, *about, effect, known_effect, math.nan, reference, noise(terms), margin(metric, reference))
+        numbers = reference, noise(terms), margin(metric, reference), min(mean for _, mean in means)
+        return Claim(name, *about, effect, known_effect, math.nan, *numbers)
 
     def effect(self, terms: Sequence[tuple[float, str, float | None, Place]], constant: float) -> Effect | None:
         """Return a contrast; baselines are exact, so they count as constants."""
@@ -319,8 +329,7 @@ class Results:
             return None
         constant += sum(times * own[None] for times, own in exact)
         means = [(times, place.values(metric, at)) for times, metric, at, place in terms if not place.baseline]
-        same_runs = len({id(place.variant) for *_, place in terms if not place.baseline}) == 1
-        return contrast(means, constant, same_runs)
+        return contrast(means, constant, same_runs=True)
 
 
 def terms_of(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -430,6 +439,11 @@ def best_values(place: Place, metric: str) -> Values:
         return {}
     bests = points.groupby("seed")[names].agg(best).dropna().mean(axis=1)
     return {int(str(seed)): float(value) for seed, value in bests.items()}
+
+
+def predicted(metric: str, summary: Summary) -> str:
+    """Return the 95 % prediction interval of one more run, without the brackets of confidence intervals."""
+    return format_interval(metric, summary.prediction_interval, like=summary.mean).strip("[]").replace(", ", " to ")
 
 
 def baseline_name(run: Run) -> str:

@@ -64,14 +64,16 @@ def test_an_effect_is_that_of_the_runs(tmp_path: Path) -> None:
     """Oracle: scipy's t-tests; Holm's correction leaves the largest of the p-values."""
     claims = judged(runs(tmp_path / "a", HIGH, LOW))
     claim, change = claims["singhal_normal_new"], claims["singhal_overfits_new"]
-    test = stats.ttest_ind(HIGH, LOW, equal_var=False)
-    assert not claim.estimated.paired and claim.estimated.p == pytest.approx(test.pvalue)
+    test = stats.ttest_rel(HIGH, LOW)  # of common seeds, though these do not correlate
+    assert claim.estimated.paired and claim.estimated.p == pytest.approx(test.pvalue)
     assert claim.estimated.interval == pytest.approx(tuple(test.confidence_interval(0.95)))
     p_values = [own.estimated.p for own in claims.values() if own.estimated.p == own.estimated.p]
     assert claim.p == claim.estimated.p == max(p_values) and len(p_values) == 3
     assert claim.verdict == change.verdict == "supported"
     # from epoch 11 to 15 of the same runs: 80 to 51 %
     assert change.estimated.paired and change.estimated.p == pytest.approx(stats.ttest_rel(LOW, [0.8] * 8).pvalue)
+    fewer = judged(runs(tmp_path / "c", HIGH, LOW[:5]))["singhal_normal_new"].estimated
+    assert fewer.n == (5,) and fewer.p == pytest.approx(stats.ttest_rel(HIGH[:5], LOW[:5]).pvalue)
     opposite = judged(runs(tmp_path / "b", LOW, HIGH))["singhal_normal_new"]
     assert opposite.verdict == "contradicted" and opposite.estimated.mean == pytest.approx(-claim.estimated.mean)
 
@@ -88,13 +90,15 @@ def test_an_effect_is_that_of_the_runs(tmp_path: Path) -> None:
 def test_an_effect_is_small_by_two_one_sided_tests(
     shift: float, spread: float, verdict: str, is_small: bool, tmp_path: Path
 ) -> None:
-    """Oracle: the larger p-value of scipy's one-sided Welch tests against one point of accuracy."""
+    """Oracle: the larger p-value of scipy's one-sided paired tests against one point of accuracy."""
     new, plain = 0.8 + shift + spread * DRAWS[0], 0.8 + spread * DRAWS[1]
     claim = judged(runs(tmp_path, list(new), list(plain), "test_accuracy"))["singhal_normal"]
-    above = stats.ttest_ind(new + 0.01, plain, equal_var=False, alternative="greater").pvalue
-    below = stats.ttest_ind(new - 0.01, plain, equal_var=False, alternative="less").pvalue
+    above = stats.ttest_rel(new + 0.01, plain, alternative="greater").pvalue
+    below = stats.ttest_rel(new - 0.01, plain, alternative="less").pvalue
     assert claim.equivalence == pytest.approx(max(above, below))
     assert (claim.verdict, claim.is_small) == (verdict, is_small)
+    at_ceiling = replace(claim, lowest=0.995)  # where a difference of a point does not fit below 100 %
+    assert at_ceiling.verdict == ("inconclusive" if verdict == "equivalent" else verdict)
 
 
 def test_runs_that_collapsed_count_in_no_mean(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_runs_that_collapsed_count_in_no_mean(tmp_path: Path) -> None:
 def test_an_effect_that_is_not_significant_after_the_correction_is_inconclusive(tmp_path: Path) -> None:
     """Oracle: the two largest p-values are both 0.03, so they are doubled."""
     shift = 0.0
-    while stats.ttest_ind(DRAWS[0] + shift, DRAWS[1], equal_var=False).pvalue > 0.03 or shift == 0:
+    while stats.ttest_rel(DRAWS[0] + shift, DRAWS[1]).pvalue > 0.03 or shift == 0:
         shift += 0.0002
     folder = runs(tmp_path, list(0.5 + shift + DRAWS[0]), list(0.5 + DRAWS[1]), NEW, "test_accuracy")
     claim = judged(folder)["singhal_normal_new"]
@@ -276,6 +280,10 @@ def test_conclusions_count_as_their_authors_drew_them(monkeypatch: pytest.Monkey
     rows = {row[0]: row[1:] for row in published.verdicts(results)}
     assert rows["our reformulations of them"] == rows["our own claims, exploratory"] == ["1", "0", "0", "0"]
     assert rows["conclusions of the reports"] == ["0", "0", "0", "1"]
+    first, parts, _ = render.Words(results, []).claims("lm").split("<details>")
+    shown = [line.split("|")[2].strip() for line in first.splitlines()[2:] if line]
+    assert shown == ["**contradicted**, by a part", "**supported**", "**supported**, exploratory"]  # as counted
+    assert "| **contradicted** |" in parts
 
 
 def test_the_measures_of_maps() -> None:
@@ -313,7 +321,7 @@ def test_a_page_follows_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shown = page(text, tmp_path, monkeypatch).split("; ")
     assert shown[0] == f"{100 * np.mean(HIGH):.1f} ± {100 * np.std(HIGH, ddof=1):.1f}"
     assert shown[1:4] == ["supported", "80.0", "8"] and shown[5] == "2,092"
-    low, high = stats.ttest_ind(HIGH, LOW, equal_var=False).confidence_interval()
+    low, high = stats.ttest_rel(HIGH, LOW).confidence_interval()
     assert shown[4] == f"+{100 * (np.mean(HIGH) - np.mean(LOW)):.2f} [+{100 * low:.2f}, +{100 * high:.2f}]"
 
 
