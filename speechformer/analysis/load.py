@@ -186,8 +186,8 @@ class TrainedRun:
         inputs = self.inputs_of(text)
         if "generate" not in self.task.abilities:
             raise UserError(
-                f"{self.directory} is for task={self.task.name}: its heads have attention weights but no scores, "
-                "which need a language model."
+                f"Heads are scored (previous token, induction, what the text costs without each) in language models; "
+                f"{self.directory} is for task={self.task.name}."
             )
         if len(inputs.ids[0]) < 2 or not attention_layers(self.model):
             raise UserError("Heads are scored on a text of two tokens or more, where each has an output of its own.")
