@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test test-slow lint pages clean
+.PHONY: train test test-slow lint pages check clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -28,6 +28,10 @@ lint: $(STAMP)
 # Make the reports in outputs/pages, and the results in the pages, from the archives of all runs.
 pages: $(STAMP)
 	$(BIN)/python -m studies.render --reports
+
+# Recompute every number of the pages from the archives, by other code.
+check: $(STAMP)
+	$(BIN)/python -m studies.check
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."

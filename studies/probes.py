@@ -221,7 +221,7 @@ def in_table(cell: Cell | None) -> str:
 
 def at_longest(cells: Sequence[Cell], beyond: bool) -> Iterator[tuple[str, list[Cell]]]:
     """Yield each probe with its cells at the longest length of training, or the longest beyond it."""
-    for probe in dict.fromkeys(cell["probe"] for cell in cells):
+    for probe in sorted({cell["probe"] for cell in cells}):
         own = [cell for cell in cells if cell["probe"] == probe and (cell["length"] > cell["longest"]) == beyond]
         longest = max((cell["length"] for cell in own), default=0)
         yield f"{words(probe)}, {longest}", [cell for cell in own if cell["length"] == longest]
@@ -292,7 +292,7 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
     A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
-    rows = [["probe, length", "as by default", "tuned", "other settings chosen", "highest change", "lowest change"]]
+    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "highest", "lowest"]]
     at, by = {(key_of(cell), cell["length"]): cell for cell in cells}, rows_of(cells)
     for name, own in at_longest(usual(cells), beyond):
         both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own]
@@ -303,10 +303,11 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
             if re.sub(r" threads=\d+", "", old["command"]) != re.sub(r" threads=\d+", "", new["command"])
         }
         if len(pairs) > 1:
-            means = [number(ACCURACY, float(np.mean([cell["mean"] for cell in column]))) for column in zip(*pairs)]
+            means = [float(np.mean([cell["mean"] for cell in column])) for column in zip(*pairs)]
             extremes = [most(changed, key=changed.__getitem__) for most in (max, min)] if changed else []
             named = [f"{row} {number(ACCURACY, changed[row], True)}" for row in extremes] or [NONE, NONE]
-            rows.append([name, *means, f"{len(changed)} of {len(pairs)}", *named])
+            shown = [*(number(ACCURACY, mean) for mean in means), number(ACCURACY, means[1] - means[0], True)]
+            rows.append([name, *shown, f"{len(changed)} of {len(pairs)}", *named])
     return rows
 
 

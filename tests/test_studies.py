@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from omegaconf import OmegaConf
 from pages import IS_CHECKOUT, ROOT
 
 from speechformer.config import CONF, check_config
+from studies import check
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT or not shutil.which("bash"), reason="needs a checkout and bash")
 STUDIES = sorted(path.stem for path in (ROOT / "studies").glob("*.sh") if path.stem != "common")
@@ -120,3 +122,45 @@ def test_an_archive_with_more_results_stays(tmp_path: Path) -> None:
     assert len(listed.splitlines()) == 24
     shutil.rmtree(tmp_path / "outputs" / "reproduce-ladder-translate")
     assert run("exit 1") != 0 and archive.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("page", "own", "is_right"),
+    [
+        ("is 12.3 ± 0.4 |", "is 12.34567 ± 0.351 |", True),
+        ("is 12.3 ± 0.4 |", "is 12.35567 ± 0.351 |", False),
+        ("is 12.3 ± 0.4 |", "is 12.34567 ± 0.349 |", False),
+        ("is −12.3 [+1.0, 2] |", "is −12.30001 [+1, 2] |", True),
+        ("is 12.3 [+1.0, 2] |", "is −12.30001 [+1, 2] |", False),
+        ("is 1.20e−05, 5,755 |", "is 1.2049e−05, 5755 |", True),
+        ("is 1.20e−05, 5,755 |", "is 1.2051e−05, 5755 |", False),
+        ("is < 0.001 |", "is 0.0012 |", False),
+        ("**supported** 1 |", "inconclusive 1 |", False),
+        ("two lines\n1", "two lines", False),
+    ],
+)
+def test_a_page_is_right_if_its_words_are_the_same_and_its_numbers_are_rounded(
+    page: str, own: str, is_right: bool
+) -> None:
+    assert all(not words for _, words, _ in check.differences(page, own)) == is_right
+
+
+def test_the_check_of_the_pages_has_code_of_its_own() -> None:
+    words = (ROOT / "studies" / "check.py").read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(from|import) (speechformer|studies)", words, re.M)
+
+
+@pytest.mark.slow
+def test_the_check_finds_a_changed_number_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = check.PAGES["contexts"]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    place = re.search(r"(?<= ± \d\.)\d", text)
+    assert place
+    copy = tmp_path / page
+    copy.parent.mkdir(parents=True)
+    for digit, is_found in ((place[0], False), (str((int(place[0]) + 5) % 10), True)):
+        copy.write_text(text[: place.start()] + digit + text[place.end() :], encoding="utf-8")
+        with pytest.raises(SystemExit) as done:
+            check.main(["--root", str(tmp_path), "--page", "contexts"])
+        line = text.count("\n", 0, place.start()) + 1
+        assert (f"{page}:{line}: " in capsys.readouterr().out) == bool(done.value.code) == is_found
