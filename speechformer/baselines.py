@@ -1,9 +1,9 @@
 """Train baselines without a transformer: `python -m speechformer.baselines [corpus=... protocol=... task=...]`.
 
     majority         always the majority class of train
-    tfidf_logistic   words and pairs of words weighted by TF-IDF, logistic regression (scikit-learn), its strength
+    tfidf_logistic   words and bigrams, weighted by TF-IDF, logistic regression (scikit-learn), its strength
                      selected by five-fold cross-validation on train
-    naive_bayes      multinomial naive Bayes over the words and pairs that a sentence has (scikit-learn), every class
+    naive_bayes      multinomial naive Bayes over the words and bigrams that a sentence has (scikit-learn), every class
                      as likely as the others, its smoothing selected likewise
     unigram          frequencies of words in train, add-one smoothed
     kneser_ney_3, 5  interpolated Kneser-Ney over 3 and 5 words

@@ -201,13 +201,13 @@ def prediction(metric, own):
     return " to ".join(number(scale(metric) * min(max(end, 0), most)) for end in ends)
 
 
-def effect_of(by, n, mean, error, freedom, test, r=math.nan):
+def effect_of(by, n, mean, error, freedom, test):
     """Return an estimate with its interval and p-value, in units of the page."""
     t = stats.t(freedom, mean, error)
     p = math.nan if math.isnan(error) else 2 * min(t.cdf(0), t.sf(0))
     ends = [by * end for end in t.interval(0.95)]
     own = {"mean": by * mean, "error": by * error, "freedom": freedom, "interval": ends, "p": p}
-    return SimpleNamespace(**own, n=n, test=test + (f" (r = {number(r)})" if r == r else ""))
+    return SimpleNamespace(**own, n=n, test=test)
 
 
 def varies(own):
@@ -215,30 +215,20 @@ def varies(own):
     return np.ptp(own) > 1e-6 * max(1, abs(own).max())
 
 
-def contrast(by, terms, constant=0.0, same_runs=True):
-    """Return the sum of times x mean of values by seed.
-
-    Seeds are paired if the runs are of the same data, or else if both sides correlate (one-sided 5 %).
-    """
+def contrast(by, terms, constant=0.0):
+    """Return the sum of times x mean of values by seed, paired over common seeds if there are two."""
     table = pd.DataFrame({k: times * own for k, (times, own) in enumerate(terms)})
-    both, plus = table.dropna(), np.array([times > 0 for times, _ in terms])
-    r, correlates = math.nan, False
-    first, second = both.loc[:, plus].sum(axis=1), -both.loc[:, ~plus].sum(axis=1)
-    if len(both) > 3 and np.ptp(first) and np.ptp(second):
-        r, p = stats.pearsonr(first, second, alternative="greater")
-        correlates = p < 0.05
-    if len(both) and (same_runs or correlates or len(terms) == 1):
-        own = both.sum(axis=1) + constant
-        error = own.sem() if len(own) > 1 and varies(own) else math.nan
-        return effect_of(
-            by, [len(own)], own.mean(), error, len(own) - 1, "paired" if len(terms) > 1 else "one sample", r
-        )
+    both = table.dropna().sum(axis=1) + constant
+    if len(both) > 1 or len(terms) == 1:
+        error = both.sem() if len(both) > 1 and varies(both) else math.nan
+        test = "paired" if len(terms) > 1 else "one sample"
+        return effect_of(by, [len(both)], both.mean(), error, len(both) - 1, test)
     n = [*table.count()]
     squares = {k: own.sem() ** 2 for k, own in table.items() if n[k] > 1 and varies(own.dropna())}
     total, enough = sum(squares.values()), min(n) > 1
     freedom = total**2 / sum(square**2 / (n[k] - 1) for k, square in squares.items()) if total else math.nan
     error = math.sqrt(total) if total and enough else math.nan
-    return effect_of(by, n, table.mean().sum() + constant, error, freedom, "Welch", r)
+    return effect_of(by, n, table.mean().sum() + constant, error, freedom, "Welch")
 
 
 def answers(runs, metric="test_accuracy"):
@@ -424,7 +414,7 @@ def drawn():
 # What a template can ask for
 
 
-WORDS = {}
+WORDS: dict = {}
 
 
 def word(function):
@@ -686,9 +676,8 @@ def rungs(study):
 
 
 def stepped(rung, below, metric):
-    """Return the effect of a step; seeds are paired where they have the same folds."""
-    same = rung.runs["config.protocol.fold"].iloc[0] == "seed"
-    return contrast(scale(metric), [(1, mixed(rung.runs, metric)), (-1, mixed(below.runs, metric))], 0.0, same)
+    """Return the effect of a step."""
+    return contrast(scale(metric), [(1, mixed(rung.runs, metric)), (-1, mixed(below.runs, metric))])
 
 
 @functools.cache

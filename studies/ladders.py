@@ -43,12 +43,8 @@ class Rung:
         return mixed(self.place.study, self.place.variant.label, metric)
 
     def less(self, other: Rung, metric: str) -> Effect | None:
-        """Return the metric of this rung less that of another.
-
-        With `protocol.fold=seed` seeds are paired, because those in common have the same data.
-        """
-        same_data = self.place.study.protocol.get("fold") == "seed"
-        return contrast([(1, self.values(metric)), (-1, other.values(metric))], same_runs=same_data)
+        """Return the metric of this rung less that of another."""
+        return contrast([(1, self.values(metric)), (-1, other.values(metric))])
 
 
 def normalised(override: str) -> str:

@@ -3,8 +3,8 @@
 A claim is about an effect, a contrast of means over seeds. It is *supported* or *contradicted* if the effect is
 significant at 5 % after Holm's correction within its family. Otherwise it is *equivalent* to no effect if two
 one-sided tests at 5 % find the effect smaller than the margin of `claims.yaml` (Schuirmann 1987), or else
-*inconclusive*. Effects are paired over the seeds that all sides have; sides without a common seed are independent
-(Welch). Runs that collapsed, by the rule of `claims.yaml`, count in no mean and in no claim.
+*inconclusive*. Effects are paired over the seeds that all sides have; sides without two common seeds are
+independent (Welch). Runs that collapsed, by the rule of `claims.yaml`, count in no mean and in no claim.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Results:
         if not own:
             raise PageError(f"the variant {variant} has no {name}" + (f" at {at:g}." if at is not None else "."))
         if less is not None:
-            effect = contrast([(1, own), (-1, self.place(less, protocol).values(name, at))], same_runs=True)
+            effect = contrast([(1, own), (-1, self.place(less, protocol).values(name, at))])
             if effect is None:
                 raise PageError(f"{variant} and {less} have no common {name}.")
             return estimate(name, effect)
@@ -329,7 +329,7 @@ class Results:
             return None
         constant += sum(times * own[None] for times, own in exact)
         means = [(times, place.values(metric, at)) for times, metric, at, place in terms if not place.baseline]
-        return contrast(means, constant, same_runs=True)
+        return contrast(means, constant)
 
 
 def terms_of(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

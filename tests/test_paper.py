@@ -397,7 +397,7 @@ def test_the_tables_by_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     text = page(f"{{{{ against_baselines({names}, called='the sum') }}}}", tmp_path, monkeypatch)
     model, bayes, _ = text.splitlines()[2:]
     assert model.startswith("| the sum | 56.2 ± 8.8 |")
-    assert bayes.startswith("| naive Bayes of words and pairs | 87.5 | −31.2 [")
+    assert bayes.startswith("| naive Bayes of words and bigrams | 87.5 | −31.2 [")
     (tmp_path / "runs" / "seed0" / PREDICTIONS).unlink()
     with pytest.raises(UserError, match=r"has no predictions\.tsv"):
         page(f"{{{{ difficulty({names}) }}}}", tmp_path, monkeypatch)
@@ -558,7 +558,7 @@ def test_cells_are_the_accuracies_of_the_runs(probed: Path) -> None:
     texts = ["85", "85", "65", "95", "85", "15", "75", "75", "–"]  # by the mean above chance; beyond the positions
     assert [text.get_text() for text in axis.texts][:9] == texts
     gains = probes.tuning_gains(cells, beyond=False)[1]
-    assert gains[:4] == ["copy, 20", "76.7", "81.7", "3 of 3"] and gains[4].endswith(" +5.00")
+    assert gains[:5] == ["copy, 20", "76.7", "81.7", "+5.00", "3 of 3"] and gains[5].endswith(" +5.00")
     plt.close("all")
 
 

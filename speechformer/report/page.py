@@ -247,8 +247,8 @@ def difference_rows(study: Study) -> Iterator[dict[str, Any]]:
         effect = found.effect
         row = {"variant": found.label, "reference": found.reference, "metric": found.metric, "n": min(effect.n)}
         row |= {"difference": effect.mean, "low_95": effect.interval[0], "high_95": effect.interval[1]}
-        row |= {"p": effect.p, "p_holm": found.p, "paired": effect.paired, "correlation": effect.correlation}
-        yield {**row, "detectable": effect.detectable}
+        row |= {"p": effect.p, "p_holm": found.p, "paired": effect.paired, "detectable": effect.detectable}
+        yield row
 
 
 def formatted(table: Table, escape: Callable[[str], str], bold: str, line_break: str) -> pd.DataFrame:

@@ -89,7 +89,6 @@ class Effect:
         mean: the estimate.
         error: its standard error, with its degrees of `freedom`.
         paired: whether the seeds were paired.
-        correlation: of the two sides over common seeds.
     """
 
     n: tuple[int, ...]
@@ -97,7 +96,6 @@ class Effect:
     error: float = math.nan
     freedom: float = math.nan
     paired: bool = False
-    correlation: float = math.nan
 
     @property
     def interval(self) -> Interval:
@@ -115,39 +113,30 @@ class Effect:
         return math.nan if math.isnan(self.error) else self.error * detectable(self.freedom)
 
 
-def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Effect | None:
+def contrast(terms: Terms, constant: float = 0.0) -> Effect | None:
     """Estimate the sum of coefficients times means, plus a constant; None if a term has no value.
 
-    Seeds are paired if the terms come from the same runs. They are paired too if the values correlate over common
-    seeds (one-sided 5 %, at least four seeds); otherwise the samples count as independent.
+    Terms with two or more common seeds are paired over these, because runs of one seed share what is drawn. Otherwise
+    the samples count as independent (Welch).
 
     Args:
         terms: such as [(1, first), (-1, second)] for a difference.
-        same_runs: whether the terms are values of the same runs.
     """
     if not all(values for _, values in terms):
         return None
     seeds = sorted(seed for seed in set.intersection(*({*values} for _, values in terms)) if seed is not None)
-    weighted = [(weight, weight * np.array([values[seed] for seed in seeds])) for weight, values in terms]
-    first, second = (
-        sum((v for weight, v in weighted if weight * sign > 0), np.zeros(len(seeds))) for sign in (1, -1)
-    )
-    correlation, correlates = math.nan, False
-    if len(seeds) >= 4 and np.ptp(first) and np.ptp(second):
-        test = stats.pearsonr(first, -second, alternative="greater")
-        correlation, correlates = float(test.statistic), test.pvalue < 0.05
-    if seeds and (same_runs or correlates or len(terms) == 1):
-        own = Summary(first + second + constant)
-        return Effect((own.n,), own.mean, own.error, own.n - 1, len(terms) > 1, correlation)
+    if seeds and (len(seeds) > 1 or len(terms) == 1):
+        own = Summary(constant + sum(weight * values[seed] for weight, values in terms) for seed in seeds)
+        return Effect((own.n,), own.mean, own.error, own.n - 1, len(terms) > 1)
     summaries = [Summary(values.values()) for _, values in terms]
     mean = constant + sum(weight * own.mean for (weight, _), own in zip(terms, summaries))
     n = tuple(own.n for own in summaries)
     squares = {own: (weight * own.error) ** 2 for (weight, _), own in zip(terms, summaries) if own.varies}
     if not squares or min(n) == 1:
-        return Effect(n, mean, correlation=correlation)
+        return Effect(n, mean)
     total = sum(squares.values())
     freedom = total**2 / sum(square**2 / (own.n - 1) for own, square in squares.items())
-    return Effect(n, mean, math.sqrt(total), freedom, correlation=correlation)
+    return Effect(n, mean, math.sqrt(total), freedom)
 
 
 def detectable(freedom: float, power: float = 0.8) -> float:

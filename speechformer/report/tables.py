@@ -149,9 +149,8 @@ def p_value(p: float) -> str:
 
 
 def test_name(effect: Effect) -> str:
-    """Return the t-test, with the correlation of the two sides over common seeds."""
-    correlation = "" if math.isnan(effect.correlation) else f" (r = {effect.correlation:.2f})".replace("-", "−")
-    return ("paired" if effect.paired else "Welch" if len(effect.n) > 1 else "one sample") + correlation
+    """Return the t-test."""
+    return "paired" if effect.paired else "Welch" if len(effect.n) > 1 else "one sample"
 
 
 def seeds_of(effect: Effect) -> str:
