@@ -3,8 +3,8 @@
     majority         always the majority class of train
     tfidf_logistic   words and bigrams, weighted by TF-IDF, logistic regression (scikit-learn), its strength
                      selected by five-fold cross-validation on train
-    naive_bayes      multinomial naive Bayes over the words and bigrams that a sentence has (scikit-learn), every class
-                     as likely as the others, its smoothing selected likewise
+    naive_bayes      multinomial naive Bayes over the words and bigrams that a sentence has (scikit-learn), every
+                     class as likely as the others, its smoothing selected likewise
     unigram          frequencies of words in train, add-one smoothed
     kneser_ney_3, 5  interpolated Kneser-Ney over 3 and 5 words
     kneser_ney_5_unknown   the same, of a text in which words that occur once are <unk> at a rate selected on the

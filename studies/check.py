@@ -88,7 +88,8 @@ def all_runs(name, protocol=None):
     if name in (named := {rung.name: rung.runs for study in CLAIMS["ladders"] for rung in rungs(study)}):
         return named[name]
     entry = {**PUBLISHED["rows"].get(name, {}), **CLAIMS["variants"].get(name, {})}
-    settings = {f"config.{key}": value for key, value in entry["where"].items() if key not in PUBLISHED["free"]}
+    own = {"model.init_std": None, **entry["where"]}
+    settings = {f"config.{key}": value for key, value in own.items() if key not in PUBLISHED["free"]}
     corpus = entry.get("corpus", "speeches")
     runs = where({"config.study": entry["study"] or None, "corpus.name": corpus, "baseline.name": None, **settings})
     known = [own for own in ("paper", "clean") if own in {*runs["config.protocol.name"]}]

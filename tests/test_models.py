@@ -183,6 +183,21 @@ def test_initialisation_has_its_standard_deviation(name: str, std: float) -> Non
     assert (layers[0].weight.abs().max() <= math.sqrt(6 / 512)) == (name == "xavier")  # which is uniform
 
 
+@pytest.mark.parametrize("name", ["torch", "normal", "xavier"])
+def test_learned_positions_can_start_otherwise_than_all_other_weights(name: str) -> None:
+    def weights(**changes: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = decoder(width=64, block_size=256, model={**group("model", "learned"), **changes})
+        initialise(model, name, 0.05)
+        return model.state_dict()
+
+    usual, other = weights(), weights(init_std=0.3)
+    (positions,) = (key for key in usual if not torch.equal(usual[key], other[key]))
+    assert usual[positions].shape == (256, 64)
+    assert other[positions].std().item() == pytest.approx(0.3, rel=0.02)
+    assert other[positions].mean().item() == pytest.approx(0, abs=0.3 * 4 / 128)
+
+
 @pytest.mark.parametrize(
     ("build", "changes", "sentence"),
     [

@@ -146,10 +146,14 @@ class Learned(Positions):
     """One trained vector for each of the first `length` positions, added to the embeddings.
 
     Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; compared in Vaswani et al. 2017.
+
+    Args:
+        init_std: they start at normal(0, init_std), whatever initialises the model; None as its other embeddings.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, init_std: Amount | None = None) -> None:
         super().__init__(sizes)
+        self.init_std = init_std
         self.table = nn.Embedding(sizes.length, sizes.width)
         self.max_length = sizes.length
 

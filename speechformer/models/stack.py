@@ -24,7 +24,7 @@ from speechformer.layers.block import EPS, Block, Memory, new_norm
 from speechformer.layers.by_layer import per_layer_configs
 from speechformer.layers.mechanisms import build_attention
 from speechformer.layers.patterns import build_patterns
-from speechformer.layers.positions import Sizes, build_positions
+from speechformer.layers.positions import Learned, Sizes, build_positions
 from speechformer.layers.recurrent import Recurrent
 from speechformer.options import build
 
@@ -369,7 +369,7 @@ def initialise(model: nn.Module, name: str, std: float) -> None:
     """Initialise linear layers and embeddings in place, by `recipe.init` and `recipe.init_std`.
 
     "torch" leaves them: Kaiming uniform in linear layers, normal(0, 1) in embeddings. "normal" is GPT-2's, with 0.02.
-    "xavier": Glorot and Bengio 2010, equation 16.
+    "xavier": Glorot and Bengio 2010, equation 16. Learned positions may have an `init_std` of their own.
     """
     for module in model.modules() if name != "torch" else ():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -379,6 +379,9 @@ def initialise(model: nn.Module, name: str, std: float) -> None:
                 nn.init.xavier_uniform_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, Learned) and module.init_std is not None:
+            nn.init.normal_(module.table.weight, std=module.init_std)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

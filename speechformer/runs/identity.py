@@ -36,6 +36,7 @@ LATER: dict[str, Any] = {
     "architecture.classifier_activation": "relu",
     "model.frequencies": None,
     "model.growth": 1.0,
+    "model.init_std": None,
     "model.attention": "luong",
     "attention.kv_heads": None,
     "attention.softcap": None,
