@@ -17,7 +17,7 @@ module() { # MODULE ARGUMENTS...
 }
 
 sweep() { # OVERRIDES... : as many runs at once as there are cores
-    speechformer train --multirun hydra/launcher=joblib "hydra.sweep.dir=${RUNS:-$OUT}/\${sweep_name:\${hydra.overrides.task}}" "$@"
+    speechformer train --multirun hydra/launcher=joblib "hydra.sweep.dir='${RUNS:-$OUT}/\${sweep_name:\${hydra.overrides.task}}'" "$@"
 }
 
 two_at_once() { # OVERRIDES... : a process for each line of stdin, which has more overrides and no trailing blank

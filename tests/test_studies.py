@@ -73,6 +73,13 @@ def test_every_override_of_a_study_composes(study: str) -> None:
         check_config(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("study", STUDIES)
+def test_hydra_parses_every_word_of_a_study(study: str) -> None:
+    words = {word for command in commands(study) if command[0] == "speechformer.train" for word in command[1:]}
+    parsed = OverridesParser.create().parse_overrides(sorted(words - {"--multirun"}))
+    assert all(word.get_key_element() for word in parsed)
+
+
 def test_the_studies_run_every_experiment_and_nothing_else() -> None:
     choices = [word for study in STUDIES for words in overrides(study) for word in words if "experiment=" in word]
     run = {value.removeprefix("experiment=") for word in set(choices) for value in swept([word])[0]}
