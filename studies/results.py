@@ -395,7 +395,7 @@ def names_of(study: Study, variant: Variant) -> Iterable[str]:
 def published_name(settings: Mapping[str, Any]) -> str | None:
     """Return the name of the published row with these settings (dotted keys), apart from `free` ones, or None."""
     content_ = read_yaml("published.yaml")
-    decisive = settings.keys() - set(content_["free"])
+    decisive = {key for key, value in settings.items() if LATER.get(key, ABSENT) != value} - set(content_["free"])
     for name, row in content_["rows"].items():
         where = row["where"]
         if decisive <= where.keys() and all(settings.get(key) == value for key, value in where.items()):
