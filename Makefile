@@ -29,7 +29,7 @@ lint: $(STAMP)
 pages: $(STAMP)
 	$(BIN)/python -m studies.render --reports
 
-# Recompute every number of the pages from the archives, by other code.
+# Recompute the numbers of the pages from the archives, by other code.
 check: $(STAMP)
 	$(BIN)/python -m studies.check
 

@@ -4,7 +4,8 @@ It shares no code with the package and the other scripts here, only data: templa
 is said in `claims.yaml` and `published.yaml`. The functions of a template are written again, with pandas and scipy,
 and do not round. A page is right if its words are the same, and if each number is the recomputed one, rounded.
 
-Not recomputed: times in bench/README.md, of which the JSON files hold nothing but what is shown.
+Not recomputed: bench/README.md and play/README.md; times and sizes of states of mechanisms; what `maps.py` measures;
+the translators of which translation/tables/runs.csv is all that is left.
 """
 
 import argparse
@@ -32,11 +33,12 @@ FILES = ["studies/claims.yaml", "studies/published.yaml", "speechformer/report/l
 CLAIMS, PUBLISHED, LABELS = (yaml.safe_load((ROOT / name).read_text("utf-8")) for name in FILES)
 SPEECHES = ("classify", "lm", "maps", "classify_beyond", "lm_beyond")  # families of claims on the reports' corpus
 VERDICTS = ("supported", "equivalent", "inconclusive", "contradicted")
-OURS, NONE, ANY = "this repository", "–", "¤"  # ANY: whatever name the page has here
+OURS, NONE = "this repository", "–"
+ANY, SIZE = "¤", "¿"  # whatever name or number the page has here
 PARTS = {"test_accuracy": "01", "test_accuracy_in_train": "1", "test_accuracy_not_in_train": "0"}  # of predictions
 PAGES = {"README": "README.md", "findings": "outputs/reference/README.md"} | {
     name: f"outputs/reference/{name}/README.md"
-    for name in ("contexts", "ladder", "ladder_classify", "ladder_translate", "translation", "probes")
+    for name in ("contexts", "ladder", "ladder_classify", "ladder_translate", "translation", "probes", "mechanisms")
 }
 NUMBER = re.compile(r"([+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+−]\d+)?)")
 
@@ -391,7 +393,10 @@ def of_terms(terms, constant):
 @functools.cache
 def family_of(family):
     """Return the claims of a family, corrected together."""
-    measured = [measure(name, entry) for name, entry in CLAIMS["claims"].items() if entry["family"] == family]
+    if family == "mechanisms":
+        measured = [measure_mechanism(name, entry) for name, entry in CLAIMS["mechanisms"].items()]
+    else:
+        measured = [measure(name, entry) for name, entry in CLAIMS["claims"].items() if entry["family"] == family]
     own = [claim for claim in measured if claim]
     for claim, p in zip(own, holm([claim.estimated.p for claim in own])):
         is_right = claim.estimated.mean * claim.sign > 0
@@ -426,7 +431,8 @@ def word(function):
 @word
 def claim(name):
     """Return a claim."""
-    return next(own for own in family_of(CLAIMS["claims"][name]["family"]) if own.name == name)
+    family = CLAIMS["claims"].get(name, {"family": "mechanisms"})["family"]
+    return next(own for own in family_of(family) if own.name == name)
 
 
 @word
@@ -826,23 +832,32 @@ def learning_curve(names, *baselines):
 # Probes
 
 
+def mechanism(run):
+    """Return the name of the attention of a run in words."""
+    layers, heads = run["config.attention.layers"], run["config.attention.kv_heads"]
+    names = layers if isinstance(layers, list) else [run["config.attention.name"]]
+    words = ", then ".join(LABELS["settings"].get(f"attention={name}", name) for name in names)
+    return words if heads != heads else f"{words}, key heads {heads:g}"
+
+
 @functools.cache
-def cells():
-    """Return a row for each run of a probe and length, with where it stands.
+def cells(of="probes"):
+    """Return a row for each run of a probe and length, with where it stands; of `mechanisms`, these are the models.
 
     Runs whose command has no setting that was tuned stand where nothing is tuned. Where a model has no such runs, or
     tuning has chosen the same settings for it, its tuned runs stand in both places.
     """
-    own = finished()[(finished()["archive"] == "probes") & (finished()["config.study"] == "probes")]
-    found = []
+    own, found = where({"archive": of, "config.study": of, "task": "probe"}), []
     for run in own.to_dict("records"):
+        pattern = run["config.pattern.name"]
         by_layer = {axis: isinstance(run[f"config.{axis}.layers"], list) for axis in ("model", "pattern")}
         at = {
             "probe": run["config.probe.name"],
             "model": LABELS["settings"][f"model={run['config.model.name']}"] + f", {ANY}" * by_layer["model"],
-            "pattern": "full attention" if run["config.pattern.name"] == "full" else ANY,
+            "pattern": LABELS["settings"].get(f"pattern={pattern}", pattern) + ANY * (pattern != "full"),
             "layers": run["config.layers"],
             **{f"{axis}_key": f"{run[f'config.{axis}.name']} {run[f'config.{axis}.layers']}" for axis in by_layer},
+            **({"model": mechanism(run), "model_key": mechanism(run)} if of == "mechanisms" else {}),
             "settings": f"{run['config.recipe.lr']} {run['config.recipe.init']}",
             "seed": run["seed"],
             "chosen": any(word.startswith("recipe.") for word in run["overrides"]),
@@ -877,9 +892,9 @@ def in_cell(frame):
 
 
 @word
-def probes(by="model", fixed=None, **lengths):
+def probes(by="model", fixed=None, of="probes", **lengths):
     """Return the accuracies on probes, each at one length."""
-    frame = cells()
+    frame = cells(of)
     for axis, wanted in (fixed or {}).items():
         frame = frame[frame[axis] == wanted]
     frame = frame[[lengths.get(row.probe) == row.length for row in frame.itertuples()]]
@@ -893,9 +908,9 @@ def probes(by="model", fixed=None, **lengths):
     return markdown([head, *(rows[name] for name in sorted(rows, key=lambda name: -skills[name]))])
 
 
-def at_longest(beyond):
+def at_longest(beyond, of="probes"):
     """Yield each probe with its usual rows at the longest length of training, or the longest beyond it."""
-    for probe, own in usual(cells(), "model").groupby("probe"):
+    for probe, own in usual(cells(of), "model").groupby("probe"):
         own = own[(own["length"] > own["longest"]) == beyond]
         if len(own):
             yield f"{probe.replace('_', ' ')}, {own['length'].max()}", own[own["length"] == own["length"].max()]
@@ -927,33 +942,20 @@ def separations(beyond, without=()):
 
 
 @word
-def tuning(beyond):
+def tuning(beyond, of="probes"):
     """Return what tuning changes on each probe."""
     rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "highest", "lowest"]]
-    for at, frame in at_longest(beyond):
-        every = cells()
-        old = every[(every["probe"] == frame["probe"].iloc[0]) & (every["length"] == frame["length"].iloc[0])]
-        old = old[
-            ~old["tuned"]
-            & (old["layers"] == frame["layers"].iloc[0])
-            & (old["pattern_key"] == frame["pattern_key"].iloc[0])
-        ]
-        both = {
-            side: own.groupby("model").agg(test=("test", "mean"), settings=("settings", "first"))
-            for side, own in [("old", old), ("new", frame)]
-        }
-        both = pd.concat(both, axis=1).dropna()
-        means = both.xs("test", axis=1, level=1)
-        change = 100 * (means["new"] - means["old"])[both["old", "settings"] != both["new", "settings"]]
-        extremes = (
-            [f"{name} {number(change[name], True)}" for name in (change.idxmax(), change.idxmin())]
-            if len(change)
-            else []
-        )
-        shown = [number(100 * own) for own in means.mean()] + [
-            number(100 * (means["new"] - means["old"]).mean(), True)
-        ]
-        rows.append([at, *shown, f"{len(change)} of {len(means)}", *(extremes or [NONE, NONE])])
+    same = ["probe", "length", "layers", "pattern_key"]
+    for at, new in at_longest(beyond, of):
+        old = cells(of)[~cells(of)["tuned"]].merge(new[same].drop_duplicates(), on=same)
+        by_model = (own.groupby("model").agg({"test": "mean", "settings": "first"}) for own in (old, new))
+        both = pd.concat([next(by_model).add_suffix("_old"), next(by_model).add_suffix("_new")], axis=1).dropna()
+        change = 100 * (both["test_new"] - both["test_old"])
+        other = change[both["settings_old"] != both["settings_new"]]
+        extremes = [other.idxmax(), other.idxmin()] if len(other) else []
+        named = [f"{name} {number(other[name], True)}" for name in extremes] or [NONE, NONE]
+        means = [number(100 * both[side].mean()) for side in ("test_old", "test_new")]
+        rows.append([at, *means, number(change.mean(), True), f"{len(other)} of {len(both)}", *named])
     return markdown(rows)
 
 
@@ -978,6 +980,143 @@ def longer():
     return markdown(rows)
 
 
+# Mechanisms
+
+
+class Unknown(float):
+    """A number that is not recomputed."""
+
+    def __format__(self, how):
+        return SIZE
+
+    def __truediv__(self, other):
+        return self
+
+
+@functools.cache
+def losses():
+    """Return the losses of each mechanism on each corpus, by seed."""
+    runs = where({"archive": "mechanisms", "task": "lm"})
+    runs = runs.assign(mechanism=[mechanism(run) for run in runs.to_dict("records")])
+    own = {corpus: part.groupby("mechanism") for corpus, part in runs.groupby("corpus.name")}
+    return {
+        corpus: {name: np.log(values(one, main_metric(one))) for name, one in part} for corpus, part in own.items()
+    }
+
+
+@functools.cache
+def scores():
+    """Return how far each mechanism is from chance to 1 on each probe, mean over lengths, and the mean of these."""
+    tuned = cells("mechanisms")[cells("mechanisms")["tuned"]]
+    means = tuned.groupby(["model", "probe", "length"])[["test", "chance"]].mean()
+    skill = ((means["test"] - means["chance"]) / (1 - means["chance"])).clip(0, 1)
+    found = skill.groupby(["model", "probe"]).mean().unstack().dropna()
+    return found.assign(mean=found.mean(axis=1))
+
+
+def correlation(corpus, probe="mean"):
+    """Return Spearman's correlation of scores and losses with percentiles of samples, and whether these exclude 0."""
+    table = pd.DataFrame(
+        {"x": scores()[probe], "y": {name: own.mean() for name, own in losses()[corpus].items()}}
+    ).dropna()
+    drawn = np.random.default_rng(0).integers(len(table), size=(10_000, len(table)))
+    with np.errstate(invalid="ignore"):
+        samples = [stats.pearsonr(*stats.rankdata(table.to_numpy()[own], axis=0).T)[0] for own in drawn]
+    low, high = np.nanquantile(samples, (0.025, 0.975))
+    rho = stats.spearmanr(table["x"], table["y"]).statistic
+    return f"{number(rho, True)} {interval(low, high, True)}", "excludes" if low * high > 0 else "includes"
+
+
+def of_mechanism(names, at):
+    """Return by seed the accuracies of a mechanism on a probe at a length, or its losses on a corpus."""
+    name = ", then ".join(LABELS["settings"].get(f"attention={own}", own) for own in names.split(","))
+    if "corpus" in at:
+        return losses()[at["corpus"]].get(name, pd.Series(dtype=float))
+    own = cells("mechanisms")[cells("mechanisms")["tuned"]]
+    own = own[(own["model"] == name) & (own["probe"] == at["probe"]) & (own["length"] == at["length"])]
+    return own.set_index("seed")["test"]
+
+
+def measure_mechanism(name, entry):
+    """Return a claim on two mechanisms; None without runs."""
+    at, metric = entry["effect"], "test_accuracy" if "probe" in entry["effect"] else "loss"
+    terms = [(1, of_mechanism(at["of"], at)), (-1, of_mechanism(at["less"], at))]
+    if any(own.empty for _, own in terms):
+        return None
+    effect, sign = contrast(scale(metric), terms), {"more": 1, "less": -1, "same": 0}[entry["expect"]]
+    rest = {
+        "is_small": False,
+        "is_at_ceiling": False,
+        "published": math.nan,
+        "regime": False,
+        "known": "",
+        "relative": "",
+    }
+    about = {"says": entry["says"], "by": entry["by"], "entry": entry, "sign": sign, "lowest": math.nan}
+    return SimpleNamespace(name=name, estimated=effect, effect=estimate(effect), **about, **rest)
+
+
+@word
+def mechanisms():
+    """Return the words of the page of mechanisms."""
+    file = REFERENCE / "mechanisms" / "steps.json"
+    steps = {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]}
+
+    def step(name):
+        row = steps[", then ".join(LABELS["settings"].get(f"attention={own}", own) for own in name.split(","))]
+        return times(row)
+
+    def times(row):
+        return "1" if row["ratio"] is None else f"{number(row['ratio'])} {interval(*row['interval'])}"
+
+    def costs():
+        rows = [["", "mean score", "numbers kept", "a step, times softmax", *(f"loss, {name}" for name in losses())]]
+        for name, score in scores()["mean"].sort_values(ascending=False, kind="stable").items():
+            shown = (mean_and_sd("loss", own[name]) if name in own else NONE for own in losses().values())
+            rows.append([name, number(100 * score), SIZE, times(steps[name]), *shown])
+        return markdown(rows)
+
+    def correlations():
+        rows = [["score", *(f"loss on {corpus}" for corpus in losses())]]
+        for probe in scores():
+            own = ("; ".join(correlation(corpus, probe)) for corpus in losses())
+            rows.append([probe.replace("_", " "), *(f"{text} 0" for text in own)])
+        return markdown(rows)
+
+    def two_groups():
+        found = []
+        for at, frame in at_longest(False, "mechanisms"):
+            apart = sorted(name for name, own in frame.groupby("model") if is_bimodal(own["test"].dropna()))
+            found += [f"{at}: {', '.join(apart)}"] if apart else []
+        return "; ".join(found) or "none"
+
+    return SimpleNamespace(
+        accuracies=functools.partial(probes, "model", {"tuned": True}, "mechanisms"),
+        compared=lambda corpus: len({*scores().index} & {*losses()[corpus]}),
+        correlation=correlation,
+        correlations=correlations,
+        costs=costs,
+        state=lambda name: Unknown(),
+        step=step,
+        tuning=functools.partial(tuning, of="mechanisms"),
+        two_groups=two_groups,
+    )
+
+
+def is_bimodal(own):
+    """Return whether values form two groups: a gap that fewer than one in 200 normal samples exceed."""
+    if len(own) < 5 or not varies(own):
+        return False
+    ordered = np.sort(own)
+    place = np.diff(ordered).argmax() + 1
+    squares = sum(group.var() * len(group) for group in (ordered[:place], ordered[place:]))
+    within = max(math.sqrt(squares / (len(own) - 2)), 0.01 * abs(ordered).max())
+    return ordered[place] - ordered[place - 1] > (3 + 350 / len(own) ** 2) * within
+
+
+WORDS["table"] = str  # tables are markdown already
+
+
 # Pages
 
 
@@ -985,9 +1124,9 @@ def differences(page, own):
     """Yield (line, what is wrong) of a page, and count its numbers that are right."""
     for count, (line, other) in enumerate(zip_longest(page.splitlines(), own.splitlines(), fillvalue=""), start=1):
         pattern = "".join(
-            "[^|]*?" if part == ANY else NUMBER.pattern if k % 2 else re.escape(part)
-            for text in re.split(f"({ANY})", other)
-            for k, part in enumerate([text] if text == ANY else NUMBER.split(text))
+            {ANY: "[^|]*?", SIZE: r"[\d,]+"}.get(part) or (NUMBER.pattern if k % 2 else re.escape(part))
+            for text in re.split(f"([{ANY}{SIZE}])", other)
+            for k, part in enumerate(NUMBER.split(text))
         )
         found = re.fullmatch(pattern, line)
         if not found:
@@ -1002,9 +1141,11 @@ def is_rounded(shown, wanted):
     if not NUMBER.fullmatch(shown):
         return False
     value, exact = (float(text.replace(",", "").replace("−", "-")) for text in (shown, wanted))
+    if (wanted[0] == "+" and value and shown[0] != "+") or (shown.lstrip("+−") == "0" and exact):
+        return False
     digits, _, exponent = shown.replace("−", "-").partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
-    return abs(value - exact) <= 0.5 * unit + 1e-6 * abs(exact)
+    return abs(value - exact) <= 0.5 * unit + 1e-6 * min(abs(exact), 1e5)
 
 
 def main(arguments=None):
@@ -1022,7 +1163,7 @@ def main(arguments=None):
         found = [*differences(page, own)]
         wrong = [(line, text) for line, text, _ in found if text]
         failed |= bool(wrong)
-        print(f"{PAGES[name]}: {sum(count for *_, count in found)} numbers recomputed, {len(wrong)} differ")
+        print(f"{PAGES[name]}: {sum(count for *_, count in found)} numbers compared, {len(wrong)} differ")
         for line, text in wrong:
             print(f"{PAGES[name]}:{line + 1}: {text}")
     sys.exit(failed)

@@ -53,8 +53,8 @@ class Mechanisms:
         self.cells, self.steps_file = probes.read_cells(folder), steps
         self.studies = build_studies(read_runs([folder])[0])[0]
         self.losses = defaultdict[str, dict[str, Values]](dict)
-        for study in self.studies:
-            for variant in study.variants if study.task == "lm" else ():
+        for study in sorted((own for own in self.studies if own.task == "lm"), key=lambda study: study.corpus):
+            for variant in study.variants:
                 if values := study.values(variant.label, study.metric):
                     self.losses[study.corpus][mechanism(variant)] = {s: math.log(v) for s, v in values.items()}
 
@@ -79,7 +79,7 @@ class Mechanisms:
     def scores(self) -> dict[str, dict[str, float]]:
         """The score of each mechanism on each probe, and their mean: how far it is from chance to 1, over lengths."""
         found = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
-        for cell in self.tuned:
+        for cell in sorted(self.tuned, key=lambda cell: cell["probe"]):
             found[cell["attention"]][cell["probe"]].append(skill(cell))
         scores = {name: {probe: statistics.mean(own) for probe, own in of.items()} for name, of in found.items()}
         complete = max(map(len, scores.values()), default=0)
@@ -165,7 +165,7 @@ class Mechanisms:
     def correlation(self, corpus: str, probe: str = "mean") -> tuple[str, str]:
         """Return Spearman's correlation of a score with the loss, with its interval; "excludes" or "includes" (0)."""
         losses = self.losses[corpus]
-        both = [name for name in self.scores if name in losses]
+        both = sorted(name for name in self.scores if name in losses)
         score = [self.scores[name][probe] for name in both]
         rho, interval = spearman(score, [statistics.mean(losses[name].values()) for name in both])
         texts = [f"{value:+.2f}".replace("-", "−") for value in (rho, *interval)]

@@ -148,7 +148,7 @@ class Learned(Positions):
     Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; compared in Vaswani et al. 2017.
 
     Args:
-        init_std: they start at normal(0, init_std), whatever initialises the model; None as its other embeddings.
+        init_std: `initialise` draws them from normal(0, init_std); None: like the other embeddings.
     """
 
     def __init__(self, sizes: Sizes, init_std: Amount | None = None) -> None:

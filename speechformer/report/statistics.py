@@ -116,8 +116,8 @@ class Effect:
 def contrast(terms: Terms, constant: float = 0.0) -> Effect | None:
     """Estimate the sum of coefficients times means, plus a constant; None if a term has no value.
 
-    Terms with two or more common seeds are paired over these, because runs of one seed share what is drawn. Otherwise
-    the samples count as independent (Welch).
+    Terms with two or more common seeds are paired over these, because runs of one seed may share what is drawn.
+    Otherwise the samples count as independent (Welch).
 
     Args:
         terms: such as [(1, first), (-1, second)] for a difference.
