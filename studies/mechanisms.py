@@ -25,7 +25,7 @@ from speechformer.errors import ArgumentParser, run_command
 from speechformer.report.figures import INK, LOOKS, Figure, plt, style, write
 from speechformer.report.load import Study, build_studies, read_runs
 from speechformer.report.statistics import Interval, Summary, contrast, holm
-from speechformer.report.tables import NONE, mean_and_sd, number, within_scale
+from speechformer.report.tables import NONE, number, within_scale
 from studies import probes
 from studies.probes import ACCURACY, Cell, Rows, mechanism, named, skill
 from studies.results import HERE, Claim, PageError, Values, read_yaml
@@ -133,7 +133,7 @@ class Mechanisms:
         rows = [["", "mean score", "numbers kept", "a step, times softmax", *losses_on]]
         for name in sorted(self.scores, key=lambda name: -self.scores[name]["mean"]):
             losses = (self.losses[corpus].get(name) for corpus in self.losses)
-            cells = (mean_and_sd(LOSS, Summary(own.values())) if own else NONE for own in losses)
+            cells = (loss_text(Summary(own.values())) if own else NONE for own in losses)
             score = number(ACCURACY, self.scores[name]["mean"])
             rows.append([name, score, f"{self.states[name]:,}", times(self.steps.get(name)), *cells])
         return rows
@@ -174,6 +174,11 @@ class Mechanisms:
     def compared(self, corpus: str) -> int:
         """Return of how many mechanisms scores and losses are compared."""
         return len(self.scores.keys() & self.losses[corpus].keys())
+
+
+def loss_text(losses: Summary) -> str:
+    """Return the mean of losses with its standard deviation, with three decimals: losses are close to each other."""
+    return f"{losses.mean:.3f} ± {losses.sd:.3f}"
 
 
 def times(row: Mapping[str, Any] | None) -> str:
