@@ -54,7 +54,7 @@ def read(archive):
     maps = json.loads(next((text for name, text in files.items() if name.endswith("maps.json")), "{}"))
     for name, text in files.items():
         if name.endswith("result.json"):
-            run = json.loads(text) | {"archive": archive.parent.name, "folder": name}
+            run = json.loads(text) | {"archive": archive.parent.name}
             run["answers"] = files.get(name.replace("result.json", "predictions.tsv"))
             run["metrics"] = run.get("metrics", {}) | maps.get(Path(name).parent.name, {})
             yield run
@@ -832,11 +832,16 @@ def learning_curve(names, *baselines):
 # Probes
 
 
+def mechanism_in_words(names):
+    """Return the attention of one or several layers in words."""
+    return ", then ".join(LABELS["settings"].get(f"attention={name}", name) for name in names)
+
+
 def mechanism(run):
     """Return the name of the attention of a run in words."""
     layers, heads = run["config.attention.layers"], run["config.attention.kv_heads"]
     names = layers if isinstance(layers, list) else [run["config.attention.name"]]
-    words = ", then ".join(LABELS["settings"].get(f"attention={name}", name) for name in names)
+    words = mechanism_in_words(names)
     return words if heads != heads else f"{words}, key heads {heads:g}"
 
 
@@ -1029,7 +1034,7 @@ def correlation(corpus, probe="mean"):
 
 def of_mechanism(names, at):
     """Return by seed the accuracies of a mechanism on a probe at a length, or its losses on a corpus."""
-    name = ", then ".join(LABELS["settings"].get(f"attention={own}", own) for own in names.split(","))
+    name = mechanism_in_words(names.split(","))
     if "corpus" in at:
         return losses()[at["corpus"]].get(name, pd.Series(dtype=float))
     own = cells("mechanisms")[cells("mechanisms")["tuned"]]
@@ -1062,10 +1067,6 @@ def mechanisms():
     file = REFERENCE / "mechanisms" / "steps.json"
     steps = {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]}
 
-    def step(name):
-        row = steps[", then ".join(LABELS["settings"].get(f"attention={own}", own) for own in name.split(","))]
-        return times(row)
-
     def times(row):
         return "1" if row["ratio"] is None else f"{number(row['ratio'])} {interval(*row['interval'])}"
 
@@ -1097,7 +1098,7 @@ def mechanisms():
         correlations=correlations,
         costs=costs,
         state=lambda name: Unknown(),
-        step=step,
+        step=lambda names: times(steps[mechanism_in_words(names.split(","))]),
         tuning=functools.partial(tuning, of="mechanisms"),
         two_groups=two_groups,
     )
