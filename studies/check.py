@@ -1084,6 +1084,18 @@ def mechanisms():
             rows.append([probe.replace("_", " "), *(f"{text} 0" for text in own)])
         return markdown(rows)
 
+    def positions(length):
+        runs = where({"archive": "mechanisms", "task": "probe", "config.probe.name": "recall"})
+        runs = runs[runs["config.study"].isin(["mechanisms", "mechanisms_positions"])].copy()
+        runs["mechanism"] = [mechanism(run) for run in runs.to_dict("records")]
+        layers = runs["config.model.layers"]
+        last = [own[-1] if isinstance(own, list) else name for own, name in zip(layers, runs["config.model.name"])]
+        runs["position"] = [LABELS["settings"][f"model={name}"] for name in last]
+        runs["test"] = runs[f"metrics.test_accuracy_length_{length}"]
+        shown = runs.groupby(["mechanism", "position"])[["test"]].apply(in_cell).unstack()
+        shown = shown[shown.notna().sum(axis=1) > 1].dropna(axis=1, how="all").fillna(NONE)
+        return markdown([["", *shown], *([name, *row] for name, row in zip(shown.index, shown.to_numpy()))])
+
     def two_groups():
         found = []
         for at, frame in at_longest(False, "mechanisms"):
@@ -1097,6 +1109,7 @@ def mechanisms():
         correlation=correlation,
         correlations=correlations,
         costs=costs,
+        positions=positions,
         state=lambda name: Unknown(),
         step=lambda names: times(steps[mechanism_in_words(names.split(","))]),
         tuning=functools.partial(tuning, of="mechanisms"),

@@ -23,15 +23,17 @@ from scipy import optimize, stats
 
 from speechformer.errors import ArgumentParser, run_command
 from speechformer.report.figures import INK, LOOKS, Figure, plt, style, write
+from speechformer.report.labels import in_words
 from speechformer.report.load import Study, build_studies, read_runs
 from speechformer.report.statistics import Interval, Summary, contrast, holm
-from speechformer.report.tables import NONE, number, within_scale
+from speechformer.report.tables import NONE, mean_and_sd, number, within_scale
 from studies import probes
 from studies.probes import ACCURACY, Cell, Rows, mechanism, named, skill
 from studies.results import HERE, Claim, PageError, Values, read_yaml
 
 TITLE = "Attention mechanisms: what they recall, keep and cost"
 STEPS = HERE.parent / "outputs" / "reference" / "mechanisms" / "steps.json"
+STUDY, OF_POSITIONS = "mechanisms", "mechanisms_positions"
 LOSS = "test_loss"
 TOKENS, CHUNK = 1024, 128  # after so many tokens a state is measured; so many are read at once
 RECALL, PAIRS = "recall", (8, 16)
@@ -50,8 +52,9 @@ class Mechanisms:
     """
 
     def __init__(self, folder: Path, steps: Path = STEPS) -> None:
-        self.cells, self.steps_file = probes.read_cells(folder), steps
-        self.studies = build_studies(read_runs([folder])[0])[0]
+        self.cells, self.steps_file = probes.read_cells(folder, STUDY), steps
+        self.all_studies = build_studies(read_runs([folder])[0])[0]
+        self.studies = [study for study in self.all_studies if study.study == STUDY]
         self.losses = defaultdict[str, dict[str, Values]](dict)
         for study in sorted((own for own in self.studies if own.task == "lm"), key=lambda study: study.corpus):
             for variant in study.variants:
@@ -114,6 +117,19 @@ class Mechanisms:
     def accuracies(self, tuned: bool = True, **lengths: int) -> Rows:
         """Return accuracies on probes, each at one length, the best first."""
         return probes.accuracies(self.cells, "attention", {"tuned": tuned}, lengths)
+
+    def positions(self, length: int) -> Rows:
+        """Return accuracies on recall by positions, those of the last layer, of mechanisms that have several."""
+        found = defaultdict[str, dict[str, str]](dict)
+        for study in self.all_studies:
+            for variant in study.variants if is_of(study, RECALL) and study.study in (STUDY, OF_POSITIONS) else ():
+                if summary := study.summary(variant.label, f"{ACCURACY}_length_{length}"):
+                    model = (variant.settings.get("model.layers") or [variant.settings["model.name"]])[-1]
+                    found[mechanism(variant)][in_words(f"model={model}", {})] = mean_and_sd(ACCURACY, summary)
+        several = {name: own for name, own in found.items() if len(own) > 1}
+        names = sorted(set().union(*several.values()))
+        rows = [[name, *(several[name].get(position, NONE) for position in names)] for name in sorted(several)]
+        return [["", *names], *rows]
 
     def two_groups(self) -> str:
         """Return which mechanisms have seeds in two groups far apart, at the longest length of training."""
@@ -211,11 +227,16 @@ def includes_0(interval: Interval) -> str:
 # Models
 
 
+def is_of(study: Study, probe: str) -> bool:
+    """Return whether a study is of a probe."""
+    return study.title.endswith(f": {probe}")
+
+
 def configs(studies: Sequence[Study], probe: str = RECALL) -> dict[str, dict[str, Any]]:
     """Return the config of a run of each mechanism on a probe."""
     found: dict[str, dict[str, Any]] = {}
     for study in studies:
-        for variant in study.variants if study.title.endswith(f": {probe}") else ():
+        for variant in study.variants if is_of(study, probe) else ():
             found.setdefault(mechanism(variant), probes.all_runs(study, variant)[0].result["config"])
     return found
 
@@ -266,7 +287,7 @@ def time_steps(folder: Path, output: Path, rounds: int) -> None:
     sys.path.append(str(HERE.parent / "benchmarks"))  # whose scripts import each other by name
     from common import Row, record, time_in_turns
 
-    found = configs(build_studies(read_runs([folder])[0])[0])
+    found = configs(Mechanisms(folder).studies)
     seconds = time_in_turns({name: training_step(config) for name, config in found.items()}, rounds, threads=1)
     rows: list[Any] = []
     for name in found:

@@ -29,6 +29,14 @@ small=(task=lm task.tokens=bpe task.vocab_size=1000 width=64 heads=4 layers=2 ff
     recipe=cosine recipe.lr=3e-3 recipe.warmup_steps=50 trainer.max_steps=600 eval_interval=200 'seed=range(3)')
 each recall probe=recall "${tuned[@]}" 'seed=range(5)'
 each parity probe=parity "${tuned[@]}" 'seed=range(3)'
+positions() { # FOLDER OVERRIDES... : the five that recall most, at the rate that was chosen for each of them
+    speechformer train --multirun study=mechanisms_positions protocol=clean hydra/launcher=joblib task=probe \
+        probe=recall task.longer=1.5 recipe.lr=3e-3 'seed=range(5)' "${@:2}" "hydra.sweep.dir=$OUT/positions/$1"
+}
+positions delta attention=delta model=rope
+positions scores attention=softmax,entmax,differential model=nope,alibi
+positions hybrid_nope ${hybrid/nope,rope/nope,nope}
+positions hybrid_alibi ${hybrid/nope,rope/nope,alibi}
 each stories "${small[@]}" corpus=stories corpus.documents=20000 corpus.words=200
 each speeches "${small[@]}" corpus=speeches
 [ "$DRY" ] || "$PYTHON" -m studies.mechanisms $OUT

@@ -40,8 +40,10 @@ Cell = dict[str, Any]
 Rows = list[list[str]]
 
 
-def read_cells(folder: Path) -> list[Cell]:
+def read_cells(folder: Path, of: str | None = None) -> list[Cell]:
     """Return a cell for each variant and length of the probes: where it stands, its accuracy, and its runs.
+
+    With `of`, only the study of that name counts.
 
     Accuracies are fractions. `mean` and `interval` (95 %, of the mean) are over seeds; `chance` is a guess among the
     symbols that could stand there. `longest` is the longest in training. A length beyond the positions of a model has
@@ -58,6 +60,7 @@ def read_cells(folder: Path) -> list[Cell]:
     }
     studies, _ = build_studies(read_runs([folder])[0])
     studies = [study for study in studies if study.task == "probe" and not study.study.endswith("_tuning")]
+    studies = [study for study in studies if of in (None, study.study)]
     several = len({(study.study, study.protocol["name"]) for study in studies}) > 1
     placed = []
     for study in studies:
