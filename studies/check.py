@@ -846,13 +846,13 @@ def mechanism(run):
 
 
 @functools.cache
-def cells(of="probes"):
+def cells(of="probes", study=None):
     """Return a row for each run of a probe and length, with where it stands; of `mechanisms`, these are the models.
 
     Runs whose command has no setting that was tuned stand where nothing is tuned. Where a model has no such runs, or
     tuning has chosen the same settings for it, its tuned runs stand in both places.
     """
-    own, found = where({"archive": of, "config.study": of, "task": "probe"}), []
+    own, found = where({"archive": of, "config.study": study or of, "task": "probe"}), []
     for run in own.to_dict("records"):
         pattern = run["config.pattern.name"]
         by_layer = {axis: isinstance(run[f"config.{axis}.layers"], list) for axis in ("model", "pattern")}
@@ -962,6 +962,18 @@ def tuning(beyond, of="probes"):
         means = [number(100 * both[side].mean()) for side in ("test_old", "test_new")]
         rows.append([at, *means, number(change.mean(), True), f"{len(other)} of {len(both)}", *named])
     return markdown(rows)
+
+
+@word
+def retuned(probe, length):
+    """Return what encodings have on a probe with the settings that more tuning seeds chose."""
+    key, rows = ["model_key", "pattern_key", "layers"], []
+    again = cells(study="probes_tuning_rule").query("probe == @probe and length == @length and tuned")
+    for name, new in again.groupby("model", sort=False):
+        old = cells().query("probe == @probe and length == @length").merge(new[key].drop_duplicates(), on=key)
+        rows.append([name, *(in_cell(old[old["tuned"] == tuned]) for tuned in (False, True)), in_cell(new)])
+    head = [f"{probe.replace('_', ' ')}, {length}", "as by default", "tuned with one seed", "tuned with three seeds"]
+    return markdown([head, *rows])
 
 
 @word

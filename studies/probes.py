@@ -314,6 +314,17 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
     return rows
 
 
+def retuned(cells: Sequence[Cell], again: Sequence[Cell], probe: str, length: int) -> Rows:
+    """Return accuracies as by default, with the settings that were chosen, and with those that were chosen `again`."""
+    at = {(key_of(cell), cell["length"]): cell for cell in cells}
+    rows = [[f"{words(probe)}, {length}", "as by default", "tuned with one seed", "tuned with three seeds"]]
+    for cell in again:
+        if cell["tuned"] and (cell["probe"], cell["length"]) == (probe, length):
+            before = (at.get((key_of({**cell, "tuned": tuned}), length)) for tuned in (False, True))
+            rows.append([cell["model"], *map(in_table, before), in_table(cell)])
+    return rows
+
+
 def longer(cells: Sequence[Cell]) -> Rows:
     """Return where each comparison of `claims.yaml: longer` is supported and contradicted, by Welch's test.
 

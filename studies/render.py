@@ -94,9 +94,13 @@ class Words:
     """What a page can say. Its public methods are the functions of a template."""
 
     def __init__(
-        self, results: Results, cells: Sequence[probes.Cell], found: mechanisms.Mechanisms | None = None
+        self,
+        results: Results,
+        cells: Sequence[probes.Cell],
+        found: mechanisms.Mechanisms | None = None,
+        again: Sequence[probes.Cell] = (),
     ) -> None:
-        self.results, self.cells, self._found = results, cells, found
+        self.results, self.cells, self._found, self._again = results, cells, found, again
         self.results.claims |= found.claims if found else {}
 
     def value(self, variant: str, metric: str | None = None, at: float | None = None, **options: Any) -> str:
@@ -330,6 +334,10 @@ class Words:
         """Return what each probe separates, at the longest length of training or the longest beyond it."""
         return markdown(probes.separations(self.cells, beyond, without))
 
+    def retuned(self, probe: str, length: int) -> str:
+        """Return what encodings have on a probe with the settings that more tuning seeds chose."""
+        return markdown(probes.retuned(self.cells, self._again, probe, length))
+
     def tuning(self, beyond: bool) -> str:
         """Return what tuning changes on each probe, at the longest length of training or the longest beyond it."""
         return markdown(probes.tuning_gains(self.cells, beyond))
@@ -385,7 +393,7 @@ def unpack(folder: Path) -> None:
     for name in (*ARCHIVES, *PROBED):
         archive = REFERENCE / ("" if name == "reports" else name) / "runs.tar.xz"
         with tarfile.open(archive) as file:
-            members = [member for member in file.getmembers() if f"_{name}-tuning_" not in member.name]
+            members = [member for member in file.getmembers() if "-tuning_" not in member.name]
             file.extractall(folder / name, members, filter="data")
 
 
@@ -395,7 +403,8 @@ def read(folder: Path) -> Words:
     results = Results([folder / name for name in ARCHIVES])
     name_variants(results)
     found = mechanisms.Mechanisms(folder / "mechanisms") if "mechanisms" in PROBED else None
-    return Words(results, probes.read_cells(folder / "probes"), found)
+    cells, again = (probes.read_cells(folder / "probes", study) for study in ("probes", "probes_tuning_rule"))
+    return Words(results, cells, found, again)
 
 
 def pages(words: Words) -> Iterator[tuple[Path, str]]:

@@ -594,6 +594,13 @@ def cell(model: str, values: list[float], length: int = 40, interval: list[float
     return {**place, **more, "mean": statistics.mean(values), "runs": own}
 
 
+def test_what_is_tuned_again_stands_beside_the_first_choice() -> None:
+    """Oracle: three cells by hand; another length, and what the second study has as by default, are no rows."""
+    cells = [cell("KERPLE", [0.9]), cell("KERPLE", [0.6]) | {"tuned": True}, cell("KERPLE", [0.7], length=20)]
+    again = [cell("KERPLE", [0.8], length) | {"tuned": True} for length in (20, 40)] + [cell("KERPLE", [0.5])]
+    assert probes.retuned(cells, again, "copy", 40)[1:] == [["KERPLE", "90.0", "60.0", "80.0"]]
+
+
 def test_claims_about_longer_texts() -> None:
     """Oracle: scipy's Welch test and Holm's correction by hand; lengths of training do not count."""
     none, alibi, rope, t5 = [0.5, 0.52, 0.49], [0.1, 0.12, 0.13], [0.9, 0.88, 0.91], [0.5, 0.4, 0.6]
