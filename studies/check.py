@@ -1096,17 +1096,30 @@ def mechanisms():
             rows.append([probe.replace("_", " "), *(f"{text} 0" for text in own)])
         return markdown(rows)
 
-    def positions(length):
-        runs = where({"archive": "mechanisms", "task": "probe", "config.probe.name": "recall"})
-        runs = runs[runs["config.study"].isin(["mechanisms", "mechanisms_positions"])].copy()
+    def of_probe(probe, length, *studies):
+        runs = where({"archive": "mechanisms", "task": "probe", "config.probe.name": probe})
+        runs = runs[runs["config.study"].isin(studies)].copy()
         runs["mechanism"] = [mechanism(run) for run in runs.to_dict("records")]
-        layers = runs["config.model.layers"]
-        last = [own[-1] if isinstance(own, list) else name for own, name in zip(layers, runs["config.model.name"])]
-        runs["position"] = [LABELS["settings"][f"model={name}"] for name in last]
-        runs["test"] = runs[f"metrics.test_accuracy_length_{length}"]
-        shown = runs.groupby(["mechanism", "position"])[["test"]].apply(in_cell).unstack()
+        return runs.assign(test=runs[f"metrics.test_accuracy_length_{length}"])
+
+    def crossed(runs, column):
+        shown = runs.groupby(["mechanism", column])[["test"]].apply(in_cell).unstack()
         shown = shown[shown.notna().sum(axis=1) > 1].dropna(axis=1, how="all").fillna(NONE)
         return markdown([["", *shown], *([name, *row] for name, row in zip(shown.index, shown.to_numpy()))])
+
+    def positions(length):
+        runs = of_probe("recall", length, "mechanisms", "mechanisms_positions")
+        layers = zip(runs["config.model.layers"], runs["config.model.name"])
+        last = [own[-1] if isinstance(own, list) else name for own, name in layers]
+        return crossed(runs.assign(position=[LABELS["settings"][f"model={name}"] for name in last]), "position")
+
+    def rates(**lengths):
+        tuning = [
+            (f"{probe}, {length}, at ", of_probe(probe, length, "mechanisms_tuning"))
+            for probe, length in lengths.items()
+        ]
+        columns = [runs.assign(rate=at + runs["config.recipe.lr"].astype(str)) for at, runs in tuning]
+        return crossed(pd.concat(columns), "rate")
 
     def two_groups():
         found = []
@@ -1122,6 +1135,7 @@ def mechanisms():
         correlations=correlations,
         costs=costs,
         positions=positions,
+        rates=rates,
         state=lambda name: Unknown(),
         step=lambda names: times(steps[mechanism_in_words(names.split(","))]),
         tuning=functools.partial(tuning, of="mechanisms"),

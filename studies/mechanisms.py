@@ -33,7 +33,7 @@ from studies.results import HERE, Claim, PageError, Values, read_yaml
 
 TITLE = "Attention mechanisms: what they recall, keep and cost"
 STEPS = HERE.parent / "outputs" / "reference" / "mechanisms" / "steps.json"
-STUDY, OF_POSITIONS = "mechanisms", "mechanisms_positions"
+STUDY, OF_POSITIONS, TUNING = "mechanisms", "mechanisms_positions", "mechanisms_tuning"
 LOSS = "test_loss"
 TOKENS, CHUNK = 1024, 128  # after so many tokens a state is measured; so many are read at once
 RECALL, PAIRS = "recall", (8, 16)
@@ -126,10 +126,18 @@ class Mechanisms:
                 if summary := study.summary(variant.label, f"{ACCURACY}_length_{length}"):
                     model = (variant.settings.get("model.layers") or [variant.settings["model.name"]])[-1]
                     found[mechanism(variant)][in_words(f"model={model}", {})] = mean_and_sd(ACCURACY, summary)
-        several = {name: own for name, own in found.items() if len(own) > 1}
-        names = sorted(set().union(*several.values()))
-        rows = [[name, *(several[name].get(position, NONE) for position in names)] for name in sorted(several)]
-        return [["", *names], *rows]
+        return table({name: cells for name, cells in found.items() if len(cells) > 1})
+
+    def rates(self, **lengths: int) -> Rows:
+        """Return accuracies of the seeds that tuned, on probes at one length each, by the learning rate."""
+        found = defaultdict[str, dict[str, str]](dict)
+        for probe, length in lengths.items():
+            for study in self.all_studies:
+                for variant in study.variants if is_of(study, probe) and study.study == TUNING else ():
+                    summary = study.summary(variant.label, f"{ACCURACY}_length_{length}")
+                    column = f"{probes.words(probe)}, {length}, at {variant.settings['recipe.lr']}"
+                    found[mechanism(variant)][column] = mean_and_sd(ACCURACY, summary) if summary else NONE
+        return table(found)
 
     def two_groups(self) -> str:
         """Return which mechanisms have seeds in two groups far apart, at the longest length of training."""
@@ -225,6 +233,13 @@ def includes_0(interval: Interval) -> str:
 
 
 # Models
+
+
+def table(cells: Mapping[str, Mapping[str, str]]) -> Rows:
+    """Return named rows of named cells as a table."""
+    columns = sorted(set().union(*cells.values()))
+    rows = [[name, *(cells[name].get(column, NONE) for column in columns)] for name in sorted(cells)]
+    return [["", *columns], *rows]
 
 
 def is_of(study: Study, probe: str) -> bool:

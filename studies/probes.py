@@ -315,7 +315,7 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
 
 def retuned(cells: Sequence[Cell], again: Sequence[Cell], probe: str, length: int) -> Rows:
-    """Return accuracies as by default, with the settings that were chosen, and with those that were chosen `again`."""
+    """Return accuracies as by default, with the settings that were chosen, and with those chosen `again`."""
     at = {(key_of(cell), cell["length"]): cell for cell in cells}
     rows = [[f"{words(probe)}, {length}", "as by default", "tuned with one seed", "tuned with three seeds"]]
     for cell in again:

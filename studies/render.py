@@ -389,11 +389,11 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
 
 
 def unpack(folder: Path) -> None:
-    """Unpack all archives, each into a folder of its name; the runs that tuned probes are no results."""
+    """Unpack all archives, each into a folder of its name; the many runs that tuned encodings are no results."""
     for name in (*ARCHIVES, *PROBED):
         archive = REFERENCE / ("" if name == "reports" else name) / "runs.tar.xz"
         with tarfile.open(archive) as file:
-            members = [member for member in file.getmembers() if "-tuning_" not in member.name]
+            members = [member for member in file.getmembers() if "_probes-tuning_" not in member.name]
             file.extractall(folder / name, members, filter="data")
 
 

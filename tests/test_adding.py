@@ -1,4 +1,4 @@
-"""Follow the pages for a new position, pattern, task and metric to the letter, in a copy of the repository."""
+"""Follow the pages for a new position, pattern, mechanism, task and metric, in a copy of the repository."""
 
 from __future__ import annotations
 

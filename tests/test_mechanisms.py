@@ -132,8 +132,8 @@ def projected(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def states_read(layer: Any, name: str, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """o_t = S_t^T q_t / sqrt(H) of each head, with S_t = A_t S_{t-1} + b_t k_t v_t^T, [T, N, V]."""
-    outputs = []
+    """o_t = S_t^T q_t / c of each head, with S_t = A_t S_{t-1} + b_t k_t v_t^T, [T, N, V]."""
+    outputs, c = [], 1 if name == "ssd" else math.sqrt(H)
     for n in range(N):
         S = torch.zeros(H, v.shape[2])
         for t in range(len(x)):
@@ -141,7 +141,7 @@ def states_read(layer: Any, name: str, x: Tensor, q: Tensor, k: Tensor, v: Tenso
             erased = b * torch.outer(k[n, t], k[n, t]) if "delta" in name else 0.0
             A = (torch.eye(H) - erased) @ torch.diag(DECAYS[name](layer, x[t])[n].expand(H))
             S = A @ S + b * torch.outer(k[n, t], v[n, t])
-            outputs.append(S.T @ q[n, t] / math.sqrt(H))
+            outputs.append(S.T @ q[n, t] / c)
     return torch.stack(outputs).unflatten(0, (N, -1)).transpose(0, 1)
 
 
@@ -410,6 +410,12 @@ DOCUMENTS = torch.ones(3, 20, dtype=torch.long)
     ("spec", "changes", "sentence"),
     [
         ({"name": "delta"}, {"model": {"name": "alibi"}}, "delta has no scores that a bias .* such as rope"),
+        (
+            {"name": "gated_linear"},
+            {"model": {"name": "pope"}},
+            "gated_linear has a decay for each channel .* as rope",
+        ),
+        ({"name": "softmax", "qk_norm": True}, {"model": {"name": "rnn"}}, "attention softmax without options"),
         ({"name": "ssd"}, {"model": {"name": "forgetting"}}, "ssd has no scores that a gate .* such as rope"),
         ({"name": "linear"}, {"pattern": {"name": "window"}}, "linear has no scores that a pattern .* must be full"),
         ({"name": "delta"}, {"build": classifier}, "delta reads from left to right.* in an encoder attention=linear"),

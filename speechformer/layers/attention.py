@@ -337,8 +337,9 @@ class SelfAttention(nn.Module):
             make their lengths 1, and replace 1 / sqrt(H) by one trained scale.
         conv: tokens that a short causal convolution over queries, keys and values covers; 0: none.
         softcap: c tanh(score / c), with c this number (Gemma 2, 2024). None: no limit.
-        length_scale: multiply queries by s_n log(keys that they see), with a trained s_n for each head that starts
-            at 1 / log(length): Nakanishi 2025, "Scalable-Softmax Is Superior for Attention".
+        length_scale: multiply queries by s_n log(n), with a trained s_n for each head that starts at 1 / log(length)
+            and the number n of keys that the query may see with full attention, whatever the pattern: Nakanishi
+            2025, "Scalable-Softmax Is Superior for Attention".
         output_gate: multiply the heads' output by sigmoid(W x), element by element (Qiu et al. 2025, "Gated
             Attention for Large Language Models").
         value_residual: v = a v + b v_1, with trained a and b that start at 1/2 and the values v_1 of the first layer

@@ -4,11 +4,13 @@ Each token fades the state S of a head, [H, V], writes into it, and reads it:
 
     S_t = exp(g_t) S_{t-1} + b_t k_t v_t^T          or with the delta rule, which first removes what k_t reads,
     S_t = exp(g_t) S_{t-1} + b_t k_t (v_t - (exp(g_t) S_{t-1})^T k_t)^T
-    o_t = S_t^T q_t
+    o_t = S_t^T q_t / sqrt(H),  but o_t = S_t^T q_t in Mamba-2
 
 `layers.recurrence` computes both, token by token (generation, with constant memory) and in chunks (training). What a
 mixer defines is q, k and v, the decay g and the strength b, and what it does with the output. Positions may act on
-the embeddings and rotate queries and keys; there are no scores for a bias, a gate or a pattern.
+the embeddings and rotate queries and keys; there are no scores for a bias, a gate or a pattern. A rotation comes
+before `features`. So with RoPE, what `linear` reads depends on more than distances, unlike in Su et al. 2021,
+"RoFormer", section 3.3; and the unit length of the delta rule's keys undoes the decay of xPos.
 
 Shapes: see `speechformer.layers.attention`.
 """
@@ -39,6 +41,7 @@ class Mixer(SelfAttention):
     kernel = "none"
     sums_to_one = False
     causal_only = True  # whether it is defined for decoders alone
+    is_scaled = True  # whether queries are divided by sqrt(H)
     delta = False
 
     def __init__(self, layer: Layer, conv: Whole = 0, qk_norm: bool = False) -> None:
@@ -62,8 +65,8 @@ class Mixer(SelfAttention):
 
     @property
     def name(self) -> str:
-        """The choice in the config."""
-        return next(name for name, kind in MIXERS.items() if kind is type(self))
+        """The choice in the config; the class of one that is not among `MIXERS`."""
+        return next((name for name, kind in MIXERS.items() if kind is type(self)), type(self).__name__)
 
     def features(self, x_BNTH: Tensor) -> Tensor:
         """Return queries or keys as the state meets them."""
@@ -79,7 +82,9 @@ class Mixer(SelfAttention):
 
     def mix(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, attention: Attention, cache: KVCache) -> Tensor:
         """Return the output of the heads for some values, [B, N, T, V], in which it is linear."""
-        q, k = self.features(q) / math.sqrt(q.shape[-1]), self.features(k)
+        q, k = self.features(q), self.features(k)
+        if self.is_scaled:
+            q = q / math.sqrt(q.shape[-1])
         run = step_by_step if q.shape[2] == 1 else chunked
         state = None if cache is None else cache.get("state")
         output, state = run(q, k, v, self.decay(x_BTD, k), self.strength(x_BTD), self.delta, state)
@@ -162,6 +167,14 @@ class GatedLinear(Normed):
     Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training", section 4.4.
     """
 
+    def check(self, positions: Positions, pattern: Pattern) -> None:
+        super().check(positions, pattern)
+        if positions.widening > 1:
+            raise UserError(
+                "attention=gated_linear has a decay for each channel of a key, and model=pope makes two of each: "
+                "take another model, such as rope."
+            )
+
     def __init__(self, layer: Layer, conv: Whole = 0, qk_norm: bool = False) -> None:
         super().__init__(layer, conv, qk_norm)
         sizes = layer.sizes
@@ -235,8 +248,10 @@ class SSD(Normed):
     its C, B and x, here of each head.
 
     Dao and Gu 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
-    Space Duality". The gate comes before the norm.
+    Space Duality". The gate comes before the norm, which is of each head; theirs is of all heads together.
     """
+
+    is_scaled = False
 
     def __init__(self, layer: Layer, conv: Whole = 4, qk_norm: bool = False) -> None:
         super().__init__(layer, conv, qk_norm)

@@ -22,7 +22,7 @@ from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import Attention, Layer, Pairs, Places, checked, extend, forget_hidden_keys
 from speechformer.layers.block import EPS, Block, Memory, new_norm
 from speechformer.layers.by_layer import per_layer_configs
-from speechformer.layers.mechanisms import build_attention
+from speechformer.layers.mechanisms import build_attention, changed_options
 from speechformer.layers.patterns import build_patterns
 from speechformer.layers.positions import Learned, Sizes, build_positions
 from speechformer.layers.recurrent import Recurrent
@@ -269,9 +269,10 @@ class RecurrentStack(nn.Module):
         **of_a_transformer: Any,
     ) -> None:
         super().__init__()
-        if pattern["name"] != "full" or attention["name"] != "softmax":
+        if pattern["name"] != "full" or changed_options(attention) != ["softmax"]:
             raise UserError(
-                f"model={model['name']} has no self-attention, so pattern must be full and attention softmax."
+                f"model={model['name']} has no self-attention, so pattern must be full, and attention softmax "
+                "without options."
             )
         if first_token:
             raise UserError(

@@ -77,8 +77,12 @@ class MuonAdamW(torch.optim.Optimizer):
         weight_decay: float,
         betas: tuple[float, float],
     ) -> None:
-        matrices = [parameter for name, parameter in parameters if "blocks." in name and parameter.ndim == 2]
-        others = [parameter for name, parameter in parameters if not ("blocks." in name and parameter.ndim == 2)]
+
+        def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+            return "blocks." in name and name.endswith("weight") and parameter.ndim == 2
+
+        matrices = [parameter for name, parameter in parameters if is_matrix(name, parameter)]
+        others = [parameter for name, parameter in parameters if not is_matrix(name, parameter)]
         if not matrices:
             raise UserError("recipe.optimizer=muon needs the weight matrices of transformer blocks; use adamw.")
         self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)
