@@ -1080,7 +1080,9 @@ def mechanisms():
     steps = {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]}
 
     def times(row):
-        return "1" if row["ratio"] is None else f"{number(row['ratio'])} {interval(*row['interval'])}"
+        if row["ratio"] is None:
+            return f"1 ({number(1000 * np.median(row['seconds']['softmax']))} ms)"
+        return f"{number(row['ratio'])} {interval(*row['interval'])}"
 
     def costs():
         rows = [["", "mean score", "numbers kept", "a step, times softmax", *(f"loss, {name}" for name in losses())]]

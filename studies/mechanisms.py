@@ -206,9 +206,12 @@ def loss_text(losses: Summary) -> str:
 
 
 def times(row: Mapping[str, Any] | None) -> str:
-    """Return the ratio of a row of benchmarks/common.py with its interval."""
-    if row is None or row["ratio"] is None:
-        return NONE if row is None else "1"
+    """Return the ratio of a row of benchmarks/common.py with its interval, or the time of the row that has none."""
+    if row is None:
+        return NONE
+    if row["ratio"] is None:
+        (seconds,) = row["seconds"].values()
+        return f"1 ({1000 * statistics.median(seconds):.0f} ms)"
     return f"{row['ratio']:.2f}" + (" [{:.2f}, {:.2f}]".format(*row["interval"]) if row["interval"] else "")
 
 
