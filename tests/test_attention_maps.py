@@ -20,6 +20,7 @@ from speechformer.analysis.attention_maps import (
     CLS,
     AttentionMap,
     check_maps,
+    figure_of,
     maps_of,
     save,
 )
@@ -78,6 +79,15 @@ def test_a_cls_token_is_named_and_an_rnn_has_no_maps() -> None:
     (part,) = maps_of(classifier(pool="cls"), [ids], [WORDS[:5]])
     assert part.queries == [CLS, *WORDS[:5]] and part.weights.shape[-2:] == (6, 6)
     assert maps_of(decoder(model=group("model", "rnn")), [ids], [WORDS[:5]]) == []
+
+
+def test_only_layers_without_scores_are_marked() -> None:
+    layers = {"name": "by_layer", "layers": ["softmax", "delta"]}
+    (part,) = maps_of(decoder(attention=layers, model=group("model", "rope")), [sentences()[0][:5]], [WORDS[:5]])
+    figure = figure_of(part, "title")
+    headings = [axis.get_title(loc="left").partition("\n")[0] for axis in figure.axes]
+    assert headings[:4] == ["layer 1, head 1", "layer 1, head 2", "layer 2, head 1*", "layer 2, head 2*"]
+    assert "\n* without scores: " in figure.get_supxlabel()
 
 
 ROWS, HIDDEN = "the weights of each query sum to 1", "no weight on masked keys"

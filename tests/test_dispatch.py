@@ -24,9 +24,10 @@ from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import FlexAttention, compiled_function, partial_tiles
 from speechformer.kernels.loss import next_token_loss, total_loss
 from speechformer.kernels.sparse import SparseBlocks
-from speechformer.layers.attention import Attention, Pairs, attention_reference
-from speechformer.layers.mechanisms import MECHANISMS
+from speechformer.layers.attention import Attention, Layer, Pairs, attention_reference
+from speechformer.layers.mechanisms import MECHANISMS, build_attention
 from speechformer.layers.patterns import build_pattern
+from speechformer.layers.positions import Sizes
 from speechformer.models import stack as stack_module
 from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.models.stack import compile_blocks
@@ -62,9 +63,16 @@ def kernel_of(pairs: Pairs, device: torch.device, B: int = 1, H: int = 16, rate:
         patch.setattr(
             dispatch, "layout_of", lambda pattern, T, causal, _, most: layout(pattern, T, causal, CPU, most)
         )
-        return str(choose_kernel(there, B, H, rate, own.get("weights", False), own.get("compiled", False), None))
+        rest = (own.get("weights", False), own.get("compiled", False), None, own.get("needs_reference", False))
+        return str(choose_kernel(there, B, H, rate, *rest))
 
 
+ATTENTION = {
+    "softcap": {"name": "softmax", "softcap": 5.0},
+    "kv_heads=1": {"name": "softmax", "kv_heads": 1},
+    "sink": {"name": "sink"},
+    "delta": {"name": "delta"},
+}
 # device, tokens, model, pattern, what else -> kernel; "many": the limits are low enough for blocks on a GPU
 ROWS = """
 CPU 12 alibi window padding dropout -> SDPA
@@ -97,6 +105,16 @@ CUDA 1400 rope full padding -> SDPA
 CUDA 2048 rope full dropout many -> SDPA without mask
 CUDA 520 alibi window padding many no_triton -> sparse blocks
 CUDA 520 alibi window padding dropout many -> sparse blocks
+CPU 12 rope full softcap -> the reference
+CPU 520 nope window sink -> the reference
+CPU 12 rope full kv_heads=1 -> SDPA without mask
+CPU 520 nope window kv_heads=1 -> sparse blocks
+CPU 12 rope full delta -> none
+CPU 520 nope top_blocks -> the reference
+CUDA 2048 alibi full softcap -> the reference
+CUDA 2048 alibi full sink -> the reference
+CUDA 2048 alibi full kv_heads=1 -> FlexAttention
+CUDA 2048 nope top_blocks kv_heads=1 -> the reference
 """
 
 
@@ -113,7 +131,13 @@ def test_the_kernel_of_each_row(row: str, causal: bool, monkeypatch: pytest.Monk
     spec = {"name": name, "window": int(window)} if window else name
     pairs = pairs_of(model, spec, causal, "padding" in options, int(tokens))
     rate, own = 0.3 if "dropout" in options else 0.0, dict.fromkeys(options, True)
-    assert kernel_of(pairs, torch.device(place.lower()), rate=rate, **own) == kernel
+    attention = next((ATTENTION[option] for option in options if option in ATTENTION), {"name": "softmax"})
+    layer = build_attention(attention, Layer(Sizes(32, 2, 12, True, 16), 0, FastDropout(rate), True, True))
+    taken = layer.kernel_for(pairs.pattern)
+    if taken != "none":  # a mixer computes itself
+        own["needs_reference"] = taken == "reference"
+        taken = kernel_of(pairs, torch.device(place.lower()), rate=rate, **own)
+    assert taken == kernel
 
 
 def test_what_flex_attention_cannot_or_need_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -16,10 +17,17 @@ from conftest import group, run_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from test_models import decoder
+from test_models import classifier, decoder
 from tokenizers import Tokenizer as RustTokenizer
 
-from speechformer.analysis.exports import compare, example_inputs, export, export_all, load_safetensors
+from speechformer.analysis.exports import (
+    as_program,
+    compare,
+    example_inputs,
+    export,
+    export_all,
+    load_safetensors,
+)
 from speechformer.analysis.load import load
 from speechformer.corpora import sample
 from speechformer.corpora.portable import portable_subwords, portable_words
@@ -94,6 +102,45 @@ def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: 
     assert export(run, "torch.export", tmp_path / "model.pt2") < 1e-5
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [
+        *({"name": name} for name in ("sink", "sigmoid", "entmax", "differential")),
+        {"name": "softmax", "kv_heads": 1},
+        {"name": "linear"},  # of a classifier
+    ],
+    ids=str,
+)
+def test_a_mechanism_can_be_exported(attention: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """At the length with which torch traced the model, and at others."""
+    name, build = ("a_classifier", classifier) if attention["name"] == "linear" else ("a_language_model", decoder)
+    run = load(request.getfixturevalue(name))
+    own = {"vocab_size": len(run.tokenizer), "model": group("model", "rope"), "layers": 1}
+    run.task.cpu().model = build(attention=attention, **own)
+    program = torch.export.load(io.BytesIO(as_program(run))).module()
+    for rows, tokens in ((2, 7), (1, 1), (3, 150)):
+        ids = example_inputs(run, rows, tokens)
+        torch.testing.assert_close(program(*ids), run.model(*ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "construct"),
+    [
+        ({"model": group("model", "rnn")}, r"model=.* \(an RNN\)"),
+        ({"attention": {"name": "linear"}}, "attention without scores in a decoder, whose chunks .* length"),
+        ({"attention": {"name": "delta"}}, "attention without scores in a decoder, whose chunks .* length"),
+        ({"pattern": {"name": "top_blocks"}}, "pattern=top_blocks, whose blocks .* length"),
+    ],
+)
+def test_what_torch_cannot_export_is_one_sentence(
+    changes: dict[str, Any], construct: str, a_classifier: Path, tmp_path: Path
+) -> None:
+    run = load(a_classifier)
+    run.task.model = decoder(**changes)
+    with pytest.raises(UserError, match=rf"^torch.export cannot export {construct}.*\. Use the safetensors .*\.$"):
+        export(run, "torch.export", tmp_path / "model.pt2")
+
+
 def test_where_torch_cannot_export_the_command_says_so_and_writes_the_weights(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,10 +157,6 @@ def test_where_torch_cannot_export_the_command_says_so_and_writes_the_weights(
 
 
 def test_errors(a_classifier: Path, tmp_path: Path) -> None:
-    run = load(a_classifier)
-    run.task.model = decoder(model=group("model", "rnn"))
-    with pytest.raises(UserError, match=r"torch.export cannot export model=.* \(an RNN\)"):
-        export(run, "torch.export", tmp_path / "model.pt2")
     save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="other.safetensors is not an export of speechformer"):
         load_safetensors(tmp_path / "other.safetensors")

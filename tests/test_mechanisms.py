@@ -1,5 +1,5 @@
 """attention= in the config. Oracles: each paper's formula, for one query or token in double precision; the library
-entmax; torch's grouped-query attention and RMS norm; models without cache, padding or kernels."""
+entmax; torch's grouped-query attention and RMS norm; finite differences; models without cache, padding or kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import entmax as entmax_library
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import group
 from test_dispatch import reference_kernel
 from test_models import classifier, decoder, sentences, with_another_word
@@ -19,7 +20,7 @@ from speechformer.errors import UserError
 from speechformer.layers.attention import Attention, Layer, Pairs, SelfAttention
 from speechformer.layers.block import ACTIVATIONS, NORMS, Block
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.mechanisms import MECHANISMS, build_attention
+from speechformer.layers.mechanisms import MECHANISMS, Threshold, build_attention
 from speechformer.layers.mixers import MIXERS
 from speechformer.layers.patterns import all_pairs
 from speechformer.layers.positions import Sizes, build_positions
@@ -266,6 +267,18 @@ def test_a_layer_is_its_formula(spec: dict[str, Any], model: str, causal: bool) 
     torch.testing.assert_close(layer(x, attention)[0], torch.stack(texts), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("options", [{"kv_heads": 1}, {"kv_heads": 2}, {"qk_norm": True}], ids=str)
+def test_grouped_heads_and_norms_are_those_of_torch(options: dict[str, Any], causal: bool) -> None:
+    layer, attention = layer_of({"name": "softmax", **options}, causal=causal)
+    x = torch.randn(2, T, D)
+    q, k, v = layer.qkv(x).unflatten(2, (-1, H)).transpose(1, 2).split((N, layer.kv_heads, layer.kv_heads), dim=1)
+    if layer.q_norm is not None:
+        q, k = (F.rms_norm(y, (H,), norm.weight, 1e-6) for y, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+    output = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    torch.testing.assert_close(layer(x, attention)[0], layer.output(output.transpose(1, 2).flatten(2)))
+
+
 @every_choice
 def test_a_mechanism_says_whether_its_weights_sum_to_one(spec: dict[str, Any]) -> None:
     layer, attention = layer_of(spec)
@@ -289,6 +302,15 @@ def test_entmax_is_that_of_its_authors_and_so_are_its_gradients(alpha: float) ->
     grad = torch.randn_like(z)
     torch.testing.assert_close(*results, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(*(torch.autograd.grad(y, z, grad)[0] for y in results), atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+def test_the_gradients_of_entmax_are_differences_of_its_values(alpha: float) -> None:
+    """Some weights are 0. No score is so near the threshold that a difference would step over it."""
+    z = torch.tensor([[0.0, -0.2, 0.4, -9.0], [2.0, -7.0, 1.9, 1.5], [0.1, 0.1, -math.inf, 0.2]], requires_grad=True)
+    weights = Threshold.apply(z, alpha)
+    assert 0 < (weights == 0).sum() == (weights < 1e-2).sum()
+    assert torch.autograd.gradcheck(lambda z: Threshold.apply(z, alpha), z)
 
 
 def network_of(spec: dict[str, Any], build: Any = decoder, **changes: Any) -> Any:

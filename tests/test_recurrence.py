@@ -1,4 +1,5 @@
-"""The linear recurrence. Oracle: products of transition matrices, pair by pair of tokens, in double precision."""
+"""The linear recurrence. Oracles, in double precision: products of transition matrices, pair by pair of tokens; for
+gradients, finite differences."""
 
 from __future__ import annotations
 
@@ -94,6 +95,18 @@ def test_chunks_are_the_steps_and_so_are_their_gradients(layer: str, T: int, sta
     arguments = inputs(layer, T, state)
     steps, chunks = with_gradients(step_by_step, arguments), with_gradients(chunked, arguments)
     torch.testing.assert_close(chunks, steps, rtol=1e-10, atol=1e-10)
+
+
+@every_layer
+def test_the_gradients_of_chunks_are_differences_of_their_values(layer: str) -> None:
+    """Two chunks of four tokens, the last of which is padding."""
+    arguments = inputs(layer, T=7)
+    tensors = {name: x[:1, :1].clone().requires_grad_() for name, x in tensors_of(arguments).items()}
+
+    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
+        return chunked(**arguments | dict(zip(tensors, values)), chunk=4)
+
+    assert torch.autograd.gradcheck(run, list(tensors.values()))
 
 
 def every_layer_with_decay(test: Any) -> Any:

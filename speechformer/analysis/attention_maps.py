@@ -51,7 +51,7 @@ class AttentionMap:
         mask: [T, S], True where the query may attend to the key, in some layer at least.
         heading: title of the panel in the picture; None: its layer and head.
         sums_to_one: whether each row does.
-        implied: whether a layer has no scores, so that its weights are what multiplies the value of each key.
+        implied: the layers without scores, from 0: their weights are what multiplies the value of each key.
     """
 
     name: str
@@ -61,7 +61,7 @@ class AttentionMap:
     mask: Tensor
     heading: str | None = None
     sums_to_one: bool = True
-    implied: bool = False
+    implied: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"AttentionMap({self.name}, weights {list(self.weights.shape)}: layers, heads, queries, keys)"
@@ -107,7 +107,7 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             layers = [block.attention for block in stack.blocks]
         kind: Any = {
             "sums_to_one": all(layer.sums_to_one for layer in layers),
-            "implied": any(layer.kernel == "none" for layer in layers),
+            "implied": tuple(k for k, layer in enumerate(layers) if layer.kernel == "none"),
         }
         maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu(), **kind))
     return maps
@@ -196,7 +196,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
         mesh = axis.pcolormesh(*edges, weights[k, n], cmap=colors, vmin=least, vmax=largest)
         axis.set(aspect="equal", ylim=(T - 0.5, -0.5), facecolor=MASKED)
         far = "" if distance is None else f", distance {distance[k, n]:.1f}"
-        heading = part.heading or f"layer {k + 1}, head {n + 1}"
+        heading = part.heading or f"layer {k + 1}, head {n + 1}{'*' * (k in part.implied)}"
         axis.set_title(f"{heading}\nentropy {entropy[k, n]:.2f}{far}", loc="left", fontsize=9)
         axis.tick_params(length=0, axis="both")
         axis.tick_params(rotation=90, axis="x")
@@ -204,7 +204,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
     axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
     figure.suptitle(f"{drawable(title, 200)}\n{CAPTIONS[part.name]}", fontsize=10)
     sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
-    implied = "\nwithout scores: what multiplies the value of each key" if part.implied else ""
+    implied = "\n* without scores: what multiplies the value of each key" if part.implied else ""
     figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
     figure.colorbar(mesh, ax=axes, label="weight", shrink=0.6)
     return figure

@@ -42,9 +42,11 @@ from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
 from speechformer.layers.mixers import Mixer
+from speechformer.layers.patterns import TopBlocks
 from speechformer.layers.positions import Positions
 from speechformer.models.families import FAMILIES
 from speechformer.models.pretrained import SMALL_FILES, TOKENIZER_CONFIG, read_small_files, to_family
+from speechformer.models.stack import Stack
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
@@ -109,16 +111,28 @@ def load_safetensors(path: Path) -> Task:
 
 def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
-    if any(isinstance(module, torch.nn.RNNBase) for module in run.model.modules()):  # torch would fix its length
-        raise UserError(f"torch.export cannot export model={run.label} (an RNN).")
-    if any(isinstance(module, Positions) and not module.can_cache for module in run.model.modules()):
-        raise UserError("torch.export cannot export positions that depend on the length of the text.")
-    if any(isinstance(module, Mixer) for module in run.model.modules()):
-        raise UserError(f"torch.export cannot export model={run.label}: its chunks depend on the length of the text.")
+    modules = list(run.model.modules())
+    stacks = [module for module in modules if isinstance(module, Stack)]
+    decoders = [module for stack in stacks if stack.causal for module in stack.modules()]
+    refused = {
+        f"model={run.label} (an RNN)": any(isinstance(module, torch.nn.RNNBase) for module in modules),
+        "positions that depend on the length of the text": any(
+            isinstance(module, Positions) and not module.can_cache for module in modules
+        ),
+        "attention without scores in a decoder, whose chunks depend on the length of the text": any(
+            isinstance(module, Mixer) for module in decoders
+        ),
+        "pattern=top_blocks, whose blocks depend on the length of the text": any(
+            isinstance(pattern, TopBlocks) for stack in stacks for pattern in stack.patterns
+        ),
+    }
+    for construct, is_there in refused.items():  # torch would fix the length, or end in an error about its guards
+        if is_there:
+            raise UserError(f"torch.export cannot export {construct}. Use the safetensors (`--format safetensors`).")
     limit = run.max_length or MAX_TOKENS
     inputs = tuple(example_inputs(run, 2, 7))
     run.task(*inputs)  # which makes the tables of counts
-    for module in run.model.modules():
+    for module in modules:
         if isinstance(module, Positions):
             module.prepare(min(limit + 1, module.max_length or limit + 1))  # one more for a CLS token
     batch = Dim("batch", min=1, max=1 << 20)
