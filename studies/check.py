@@ -1127,8 +1127,8 @@ def mechanisms():
         found = []
         for at, frame in at_longest(False, "mechanisms"):
             apart = sorted(name for name, own in frame.groupby("model") if is_bimodal(own["test"].dropna()))
-            found += [f"{at}: {', '.join(apart)}"] if apart else []
-        return "; ".join(found) or "none"
+            found += [f"{at}: {'; '.join(apart)}"] if apart else []
+        return " and ".join(found) or "none"
 
     return SimpleNamespace(
         accuracies=functools.partial(probes, "model", {"tuned": True}, "mechanisms"),

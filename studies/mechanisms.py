@@ -144,8 +144,8 @@ class Mechanisms:
         found = []
         for name, cells in probes.at_longest(self.tuned, beyond=False):
             apart = [c["attention"] for c in cells if Summary(run["value"] for run in c["runs"]).is_bimodal]
-            found += [f"{name}: {', '.join(sorted(apart))}"] if apart else []
-        return "; ".join(found) or "none"
+            found += [f"{name}: {'; '.join(sorted(apart))}"] if apart else []
+        return " and ".join(found) or "none"
 
     def tuning(self, beyond: bool) -> Rows:
         """Return what tuning changes."""

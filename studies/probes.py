@@ -383,7 +383,7 @@ def draw(cells: Sequence[Cell]) -> tuple[Any, str]:
         first, count = names.index(probe), names.count(probe)
         axis.text(first + (count - 1) / 2, -0.75, probe.replace("_", "\n"), ha="center", va="bottom", fontsize=8)
         axis.axvline(first - 0.5, color="white", lw=3)
-    axis.set_xlabel("length of the test; bold: longer than any in training. Colour: from chance (dark) to 100 %")
+    axis.set_xlabel("length of the test; bold: longer than any in training.\nColour: from chance (dark) to 100 %")
     return figure, "Accuracy per symbol in per cent, mean over seeds."
 
 
