@@ -969,7 +969,7 @@ def retuned(probe, length):
     """Return what encodings have on a probe with the settings that more tuning seeds chose."""
     key, rows = ["model_key", "pattern_key", "layers"], []
     again = cells(study="probes_tuning_rule").query("probe == @probe and length == @length and tuned")
-    for name, new in again.groupby("model", sort=False):
+    for name, new in again.groupby("model"):
         old = cells().query("probe == @probe and length == @length").merge(new[key].drop_duplicates(), on=key)
         rows.append([name, *(in_cell(old[old["tuned"] == tuned]) for tuned in (False, True)), in_cell(new)])
     head = [f"{probe.replace('_', ' ')}, {length}", "as by default", "tuned with one seed", "tuned with three seeds"]

@@ -318,7 +318,7 @@ def retuned(cells: Sequence[Cell], again: Sequence[Cell], probe: str, length: in
     """Return accuracies as by default, with the settings that were chosen, and with those chosen `again`."""
     at = {(key_of(cell), cell["length"]): cell for cell in cells}
     rows = [[f"{words(probe)}, {length}", "as by default", "tuned with one seed", "tuned with three seeds"]]
-    for cell in again:
+    for cell in sorted(again, key=lambda cell: cell["model"]):
         if cell["tuned"] and (cell["probe"], cell["length"]) == (probe, length):
             before = (at.get((key_of({**cell, "tuned": tuned}), length)) for tuned in (False, True))
             rows.append([cell["model"], *map(in_table, before), in_table(cell)])
