@@ -14,7 +14,6 @@ speeches() { sweep corpus=speeches "$@"; }
 classify=experiment=kulkarni_part1,singhal_table1,singhal_table3,singhal_table5,marsol_classify
 hundred_epochs=experiment=kulkarni_part3_absolute,kulkarni_part3_alibi
 
-speechformer audit corpus=speeches --json $OUT/audit.json || exit
 speechformer baselines corpus=speeches protocol=paper --output $OUT/baselines || exit
 speechformer baselines corpus=speeches protocol=clean --output $OUT/baselines || exit
 speeches $classify 'seed=range(10)'

@@ -3,8 +3,7 @@
 #
 # How well do small models translate, and does attention remove the bottleneck of a recurrent encoder and decoder?
 # Time: 13 hours of one core for the runs of the archive, of which ted_faster takes 8.9. Then 2.3 hours of two cores
-# for ted, two for positions_translate, and of one core 1.7 for sharma_translate and an estimated 0.3 for Bahdanau's
-# attention, which the archive lacks. Repeat the command to resume.
+# for ted, two for positions_translate, and of one core 1.7 for sharma_translate.
 # Data: the TED pairs (python -m speechformer.download).
 # Writes outputs/reference/bottleneck/runs.tar.xz.
 source "$(dirname "$0")/common.sh"
