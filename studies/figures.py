@@ -180,7 +180,8 @@ def sources(study: Study) -> Any:
     axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
     axis.set_ylim(bottom=0)
     for text, variant in zip(figure.legends[0].get_texts(), study.finished_variants()):
-        text.set_text(MODELS[variant.settings["model.name"]])
+        form = " (Bahdanau's)" if variant.settings.get("model.attention") == "bahdanau" else ""
+        text.set_text(MODELS[variant.settings["model.name"]] + form)
     return figure
 
 

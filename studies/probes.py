@@ -295,7 +295,7 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
     A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
-    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "highest", "lowest"]]
+    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "largest change", "smallest change"]]
     at, by = {(key_of(cell), cell["length"]): cell for cell in cells}, rows_of(cells)
     for name, own in at_longest(usual(cells), beyond):
         both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own]
@@ -415,7 +415,7 @@ def main() -> None:
         cells = read_cells(arguments.folder)
         if not any(cell["runs"] for cell in cells):
             raise UserError(f"{arguments.folder} has no finished run of task=probe.")
-        write_map(cells, arguments.output)
+        write_map(cells, arguments.output, f"Probes of {arguments.folder}")
         print(arguments.output / "index.html")
 
     run_command(command)

@@ -70,7 +70,13 @@ def test_a_pattern_can_be_given_and_the_rest_is_decided(a_language_model: Path) 
 
 
 @pytest.mark.parametrize(
-    ("word", "is_said"), [("trainer.max_steps=3", True), ("trainer.max_steps=1", False), ("width=4", False)]
+    ("word", "is_said"),
+    [
+        ("trainer.max_steps=3", True),
+        ("trainer.max_steps=2", False),
+        ("trainer.max_steps=1", False),
+        ("width=4", False),
+    ],
 )
 def test_a_run_says_which_finished_one_is_shorter(
     word: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -79,7 +85,7 @@ def test_a_run_says_which_finished_one_is_shorter(
     execute(compose(*words), tmp_path / "a_1")
     execute(compose(*words, word), tmp_path / "a_2")
     said = f"{tmp_path / 'a_1'} is this run with trainer.max_steps=2, and has finished."
-    assert (said in caplog.text) == is_said
+    assert ("is this run with" in caplog.text) == (said in caplog.text) == is_said
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,21 @@ def test_labels_of_many_settings_leave_out_the_usual_ones(tmp_path: Path) -> Non
     assert len({*labels}) == 7 and study.reference == "the usual settings"
 
 
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [
+        (["task=lm attention=delta", "task=lm attention=linear", "task=lm attention=softmax"], "softmax"),
+        ([f"model=alibi model.scale={scale}" for scale in (0.5, 1.0, 2.0)], "slopes × 1"),
+        (["pattern=window", "pattern=full", "pattern=block"], "full attention"),
+        (["model=rope", "model=alibi"], "ALiBi"),  # the default did not run
+    ],
+)
+def test_where_no_settings_are_usual_the_defaults_are_the_reference(
+    words: list[str], reference: str, tmp_path: Path
+) -> None:
+    assert study_of(tmp_path, *(result(*own.split()) for own in words)).reference == reference
+
+
 def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_path: Path) -> None:
     counting = baseline("kneser_ney_5", "task=lm", value=285.0)
     runs = [result("task=lm", value=400.0), result(), result("task=lm", sha256="b" * 64, value=400.0)]

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from omegaconf import OmegaConf
 
 from speechformer import console
-from speechformer.config import CONF, load_plain
+from speechformer.config import CONF, compose, load_plain
 from speechformer.errors import UserError, unknown
 from speechformer.paths import path_of
 from speechformer.report.labels import Variant, content, name_variants, override
@@ -238,11 +239,32 @@ class Study:
         words = [self.study or f"runs_{self.task}", self.protocol["name"], self.sha256[:8]]
         self.name = re.sub("[^A-Za-z0-9.-]+", "_", "_".join(words)).strip("_.-")[-100:]
         self.variants.sort(key=lambda variant: (not variant.is_usual, natural(variant.name)))
-        self.reference = next((v for v in self.variants if len(self.finished(v.label))), self.variants[0]).label
+        self.candidates = [v for v in self.variants if len(self.finished(v.label))] or [*self.variants]
         if self.held_out:
             sign, measured = -1 if self.higher_is_better else 1, self.runs[self.runs["status"] == "finished"]
             means = sign * measured.groupby("variant")[self.held_out].mean().dropna()
             self.variants.sort(key=lambda variant: means.get(variant.label, math.inf))
+
+    @property
+    def reference(self) -> str:
+        """The label of the variant that the others are compared with."""
+        return self.compared_with.label
+
+    @cached_property
+    def compared_with(self) -> Variant:
+        """The variant that the others are compared with: the usual one, else that of the defaults, else the first."""
+        first = self.candidates[0]
+        if not first.is_usual and len(self.variants) > 1:
+            varied = {name for key in first.overrides for name in (key, key.removesuffix(".name"))}
+            words = self.results[0].result.get("overrides") or []
+            try:
+                defaults = compose([word for word in words if word.lstrip("+").partition("=")[0] not in varied])
+            except UserError:  # of another version
+                return first
+            for variant in self.candidates:
+                if all(OmegaConf.select(defaults, key) == variant.settings[key] for key in variant.overrides):
+                    return variant
+        return first
 
     @property
     def heading(self) -> str:
@@ -270,7 +292,6 @@ class Study:
         changed = dict(zip(before, (variant.label for variant in self.variants)))
         for frame in (self.runs, self.curves):
             frame["variant"] = frame["variant"].map(changed)
-        self.reference = changed[self.reference]
 
     def find(self, name: str) -> Variant | None:
         """Return the variant with this label, these overrides, or this setting alone; None without one."""
@@ -485,5 +506,5 @@ def arrange(
         found = [study.find(name) for name in first]
         study.variants.sort(key=lambda variant: found.index(variant) if variant in found else len(found))
         if reference is not None and (variant := study.find(reference)):
-            study.reference = variant.label
+            study.compared_with = variant
         study.columns = [name for name in columns if study.has(name)] or study.columns

@@ -157,7 +157,8 @@ def say_what_is_shorter(config: dict[str, Any], directory: Path, corpus_sha256: 
         if other is None or other["status"] != "finished" or other["corpus"]["sha256"] != corpus_sha256:
             continue
         other_length, other_settings = split(other["config"])
-        if other_settings == settings and all(is_at_most(other_length[key], length[key]) for key in length):
+        is_shorter = other_length != length and all(is_at_most(other_length[key], length[key]) for key in length)
+        if is_shorter and other_settings == settings:
             was = ", ".join(f"trainer.{key}={value}" for key, value in other_length.items() if value != length[key])
             console.say(
                 f"{path.parent} is this run with {was}, and has finished. This one begins anew; init_from="
