@@ -949,7 +949,7 @@ def separations(beyond, without=()):
 @word
 def tuning(beyond, of="probes"):
     """Return what tuning changes on each probe."""
-    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "largest change", "smallest change"]]
+    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "largest", "smallest"]]
     same = ["probe", "length", "layers", "pattern_key"]
     for at, new in at_longest(beyond, of):
         old = cells(of)[~cells(of)["tuned"]].merge(new[same].drop_duplicates(), on=same)

@@ -295,7 +295,7 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
 
     A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
-    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "largest change", "smallest change"]]
+    rows = [["probe, length", "as by default", "tuned", "change", "other settings chosen", "largest", "smallest"]]
     at, by = {(key_of(cell), cell["length"]): cell for cell in cells}, rows_of(cells)
     for name, own in at_longest(usual(cells), beyond):
         both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own]
