@@ -102,6 +102,7 @@ def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: 
     assert export(run, "torch.export", tmp_path / "model.pt2") < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
     [
