@@ -3,8 +3,9 @@
 #
 # Which attention mechanisms solve two synthetic probes, what do they keep of a text, what does a step cost, and does
 # a probe predict their loss as language models? Each mechanism has RoPE, or no positions if it decays or convolves by
-# itself. Learning rates are tuned on the same grid, and then fresh seeds run: five on recall, three on parity and as language models.
-# Time: about three hours on two idle cores. Repeat the command to resume.
+# itself. Learning rates are tuned on the same grid, and then fresh seeds run: five on recall, three on parity and as
+# language models. The five mechanisms that recall most have other positions, too.
+# Time: about three and a half hours on two idle cores. Repeat the command to resume.
 # Data: SPEECHFORMER_DATA with the speeches.
 # Writes outputs/reference/mechanisms/runs.tar.xz.
 # At the end it times a training step of each mechanism on one thread, about two minutes on an idle machine, and writes

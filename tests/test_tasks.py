@@ -29,6 +29,7 @@ from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
+from speechformer.models.decoder import Decoder
 from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks import optim
 from speechformer.tasks.base import Task
@@ -212,6 +213,17 @@ def test_muon_is_torchs_muon_and_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
             each.step()
     for name, weight in weights.items():  # bfloat16 has 8 bits, and a step moves an entry by about 0.005
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=5e-4 if name in matrices else 1e-6)
+
+
+def test_muon_leaves_vectors_that_lie_in_one_parameter_to_adamw() -> None:
+    """The lambdas of differential attention are four vectors and no matrix."""
+    torch.manual_seed(0)
+    weights = dict(
+        Decoder(**stack_arguments(attention={"name": "differential"}), tied_output=False).named_parameters()
+    )
+    _, muon = MuonAdamW([*weights.items()], lr=0.1, matrix_lr=None, weight_decay=0.0, betas=(0.8, 0.9)).param_groups
+    vectors = [weight for name, weight in weights.items() if name.endswith("lambdas")]
+    assert vectors and not any(matrix is vector for matrix in muon["params"] for vector in vectors)
 
 
 def test_errors() -> None:

@@ -173,6 +173,11 @@ class Run:
         return [{**point, "seed": self.seed, "x": point["step"] / unit} for point in self.result.get("curve", [])]
 
 
+def usual_first(variant: Variant) -> tuple[bool, Any]:
+    """Return what sorts variants by name, those of the usual settings first."""
+    return not variant.is_usual, natural(variant.name)
+
+
 class Study:
     """The runs of one study, task, corpus and protocol, and the baselines on the same.
 
@@ -238,8 +243,7 @@ class Study:
             self.title += f": {probe}"
         words = [self.study or f"runs_{self.task}", self.protocol["name"], self.sha256[:8]]
         self.name = re.sub("[^A-Za-z0-9.-]+", "_", "_".join(words)).strip("_.-")[-100:]
-        self.variants.sort(key=lambda variant: (not variant.is_usual, natural(variant.name)))
-        self.candidates = [v for v in self.variants if len(self.finished(v.label))] or [*self.variants]
+        self.variants.sort(key=usual_first)
         if self.held_out:
             sign, measured = -1 if self.higher_is_better else 1, self.runs[self.runs["status"] == "finished"]
             means = sign * measured.groupby("variant")[self.held_out].mean().dropna()
@@ -253,7 +257,9 @@ class Study:
     @cached_property
     def compared_with(self) -> Variant:
         """The variant that the others are compared with: the usual one, else that of the defaults, else the first."""
-        first = self.candidates[0]
+        finished = [variant for variant in self.variants if len(self.finished(variant.label))] or self.variants
+        candidates = sorted(finished, key=usual_first)
+        first = candidates[0]
         if not first.is_usual and len(self.variants) > 1:
             varied = {name for key in first.overrides for name in (key, key.removesuffix(".name"))}
             words = self.results[0].result.get("overrides") or []
@@ -261,7 +267,7 @@ class Study:
                 defaults = compose([word for word in words if word.lstrip("+").partition("=")[0] not in varied])
             except UserError:  # of another version
                 return first
-            for variant in self.candidates:
+            for variant in candidates:
                 if all(OmegaConf.select(defaults, key) == variant.settings[key] for key in variant.overrides):
                     return variant
         return first
