@@ -536,13 +536,11 @@ def agreement():
             lost.append(
                 f"{len(own)} of {len(runs)} runs of `{row}`, which end at {ends} % on test (others: {others})"
             )
-    lines = printed().dropna(subset="inside")
-    finals = lines[lines["final"] & lines["metric"].str.fullmatch("test.*(?<!mean)")]
-    finals = finals.sort_values("chosen", kind="stable").drop_duplicates(["row", "metric"], keep="last")
-    chosen = finals[finals["row"].isin([row for entry in CLAIMS["chosen"] for row in entry["rows"]])]
+    lines, ends = printed().dropna(subset="inside"), finals()
+    chosen = ends[ends["row"].isin([row for entry in CLAIMS["chosen"] for row in entry["rows"]])]
     all_claims = [own for family in CLAIMS["families"] for own in family_of(family) if own.published == own.published]
     readable = pd.Series([float(abs(own.published) > own.noise) for own in all_claims if own.noise > 0])
-    parts = {"finals": finals["inside"], "chosen": chosen["inside"], "points": lines[lines["curve"]]["inside"]}
+    parts = {"finals": ends["inside"], "chosen": chosen["inside"], "points": lines[lines["curve"]]["inside"]}
     for name, own in {**parts, "readable": readable}.items():
         found |= {name: int(own.sum()), f"{name}_of": len(own)}
     threshold = number(100 * CLAIMS["collapsed"]["below"])
@@ -552,7 +550,8 @@ def agreement():
 @word
 def of_reports(name, *arguments):
     """Return a table about the reports."""
-    rows = {"curves": curves_table, "verdicts": verdicts_table, "search": search_table}[name](*arguments)
+    tables = {"curves": curves_table, "finals": finals_table, "verdicts": verdicts_table, "search": search_table}
+    rows = tables[name](*arguments)
     return markdown(rows) if rows else ""
 
 
@@ -573,8 +572,26 @@ def curves_table():
     return rows
 
 
+def finals():
+    """Return the published final results on test; the last value where two are printed."""
+    lines = printed().dropna(subset="inside")
+    ends = lines[lines["final"] & lines["metric"].str.fullmatch("test.*(?<!mean)")]
+    return ends.sort_values("chosen", kind="stable").drop_duplicates(["row", "metric"], keep="last")
+
+
+def finals_table():
+    rows = []
+    for line in finals().itertuples():
+        name = f"{line.row}, {re.sub('test_(perplexity_)?', '', line.metric)}".replace("_", " ")
+        runs, is_best = variant(line.row, "paper"), line.chosen == "best"
+        own = prediction(line.metric, best(runs, line.metric) if is_best else values(runs, line.metric))
+        name += ", best of the run" * is_best
+        rows.append([name, number(scale(line.metric) * line.value), own, "yes" if line.inside else "**no**"])
+    return [["table and test", "published", "ours, 95 % PI", "inside"], *sorted(rows)]
+
+
 def verdicts_table():
-    groups = ["conclusions of the reports", "conclusions, regime not reproduced"]
+    groups = ["conclusions, regime not rejected", "conclusions, regime not reproduced"]
     groups += ["our reformulations of them", "our own claims, exploratory"]
     found = Counter((groups[missing], verdict) for verdict, missing in drawn().values())
     for own in (own for family in SPEECHES for own in family_of(family)):
@@ -1006,7 +1023,10 @@ class Unknown(float):
     def __format__(self, how):
         return SIZE
 
-    def __truediv__(self, other):
+    def __mul__(self, other):
+        return self
+
+    def __floordiv__(self, other):
         return self
 
 

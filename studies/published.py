@@ -34,7 +34,7 @@ from studies.results import (
 Rows = list[list[str]]
 NOISY = ("test_accuracy", "test_accuracy_not_in_train", "test_perplexity_mean")
 GROUPS = (
-    "conclusions of the reports",
+    "conclusions, regime not rejected",
     "conclusions, regime not reproduced",
     "our reformulations of them",
     "our own claims, exploratory",
@@ -150,6 +150,17 @@ def curves_table(results: Results) -> Rows:
         final = number(metric, value(row, metric, None, "last"))
         rows.append([row.replace("_", " "), *counts(points), regime, final, predicted(metric, ours)])
     return rows
+
+
+def finals_table(results: Results) -> Rows:
+    """Return each published final result on test, beside our interval."""
+    rows = []
+    for line, inside in finals(results):
+        ours = predicted(line.metric, Summary(line.of(reported(results)[line.row]).values()))
+        test = line.metric.removeprefix("test_").removeprefix("perplexity_")
+        name = f"{line.row}, {test}{', best of the run' * (line.chosen == 'best')}".replace("_", " ")
+        rows.append([name, number(line.metric, line.value), ours, "yes" if inside else "**no**"])
+    return [["table and test", "published", "ours, 95 % PI", "inside"], *sorted(rows)]
 
 
 def search(results: Results, row: str) -> Rows:
@@ -283,4 +294,9 @@ def facts(results: Results) -> dict[str, Any]:
     }
 
 
-TABLES: dict[str, Callable[..., Rows]] = {"curves": curves_table, "verdicts": verdicts, "search": search}
+TABLES: dict[str, Callable[..., Rows]] = {
+    "curves": curves_table,
+    "finals": finals_table,
+    "verdicts": verdicts,
+    "search": search,
+}

@@ -159,7 +159,7 @@ class Words:
         return published.facts(self.results)
 
     def of_reports(self, table: str, *arguments: str) -> str:
-        """Return a table of `published.py`: "curves", "verdicts", or "search" of a row; else ""."""
+        """Return a table of `published.py`: "curves", "finals", "verdicts", or "search" of a row."""
         rows = published.TABLES[table](self.results, *arguments)
         return markdown(rows) if rows else ""
 

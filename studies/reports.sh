@@ -27,6 +27,10 @@ speeches experiment=singhal_table2,singhal_table6 model=nope 'seed=range(5)'
 speeches experiment=singhal_table6 model=alibi 'seed=range(5)'
 speeches experiment=singhal_table2 model.init_std=0.05 'seed=range(5)' # the positions' start alone
 speeches experiment=singhal_table6 model.init_std=1 'seed=range(5)'
+# One per cent between ALiBi and positions that start small takes 24 seeds.
+speeches experiment=singhal_table2,singhal_table4 'seed=range(5,24)'
+speeches experiment=singhal_table2 model=nope 'seed=range(5,24)'
+speeches experiment=singhal_table2 model.init_std=0.05 'seed=range(5,24)'
 for study in positions_classify positions_lm patterns_classify patterns_lm slopes_classify slopes_lm slopes_learned; do
     speeches experiment=$study
 done

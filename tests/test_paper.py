@@ -279,7 +279,7 @@ def test_conclusions_count_as_their_authors_drew_them(monkeypatch: pytest.Monkey
     monkeypatch.setitem(read_yaml("claims.yaml"), "claims", entries)
     rows = {row[0]: row[1:] for row in published.verdicts(results)}
     assert rows["our reformulations of them"] == rows["our own claims, exploratory"] == ["1", "0", "0", "0"]
-    assert rows["conclusions of the reports"] == ["0", "0", "0", "1"]
+    assert rows["conclusions, regime not rejected"] == ["0", "0", "0", "1"]
     first, parts, _ = render.Words(results, []).claims("lm").split("<details>")
     shown = [line.split("|")[2].strip() for line in first.splitlines()[2:] if line]
     assert shown == ["**contradicted**, by a part", "**supported**", "**supported**, exploratory"]  # as counted

@@ -260,10 +260,10 @@ def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> No
     (study,) = page.report([put(tmp_path / "in", *runs)], tmp_path / "out", draw=False)
     assert study.metric == "test_error"
     text = markdown_of(tmp_path / "out")
-    assert "| | runs | test, error ↓ | test, latency | parameters | seconds |" in text and "hidden" not in text
+    assert "| | runs | test error ↓ | test latency | parameters | seconds |" in text and "hidden" not in text
     assert "| RoPE | 2 | **20.5 ± 0.7 †**" in text and "| silence | exact | 60.0 | – |" in text
     assert "Trained on 2,092 recordings" in text
-    assert "| RoPE − no positions | test, latency | 2 | 0.0 – |" in text
+    assert "| RoPE − no positions | test latency | 2 | 0.0 – |" in text
 
 
 def test_every_cell_can_be_made_again(tmp_path: Path) -> None:

@@ -128,9 +128,11 @@ def split(
     else:
         train = [(None, text) for text in corpus.lm_train]
         test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
-    if not train or not any(test.values()):
-        files = "train_CLS.tsv and test_CLS.tsv" if labelled else "train_LM.txt and test_LM_<name>.txt"
-        raise UserError(f"task={task} needs {files}, and {corpus.where} has not both.")
+    names = ("train_CLS.tsv", "test_CLS.tsv") if labelled else ("train_LM.txt", "test_LM_<name>.txt")
+    missing = [name for name, found in zip(names, (train, any(test.values()))) if not found]
+    if missing:
+        lacks = " and ".join(missing)
+        raise UserError(f"task={task} needs {' and '.join(names)}; {corpus.where} lacks {lacks}.")
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)

@@ -72,7 +72,7 @@ def is_better_higher(metric: str) -> bool:
 def heading(metric: str) -> str:
     """Return the name of a metric for the head of a column or an axis."""
     name = content()["metrics"].get(metric)
-    return name or metric.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
+    return name or re.sub("_perplexity_|_(?=length_)", ", ", metric).replace("_", " ").removesuffix(" perplexity")
 
 
 def direction(study: Study, metric: str) -> int:
