@@ -609,7 +609,8 @@ def search_table(row):
     for _, own in runs.groupby(settings) if len(runs) else ():
         points = lines.assign(inside=[inside(line, own, variant(row, "paper")) for line in lines.itertuples()])
         ends = [mean_and_sd(metric, values(own, metric)) for metric in ("test_accuracy", "train_accuracy")]
-        rows.append((-points["inside"].sum(), [ANY, *counts(points), *ends, str(len(own))]))
+        order = -points["inside"].sum(), -values(own, "test_accuracy").mean()
+        rows.append((order, [ANY, *counts(points), *ends, str(len(own))]))
     header = ["setting", "test, inside", "train, inside", "test, %", "train, %", "seeds"]
     return [header, *(cells for _, cells in sorted(rows, key=lambda pair: pair[0]))] if rows else []
 

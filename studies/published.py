@@ -16,6 +16,7 @@ from typing import Any
 
 from scipy import stats
 
+from speechformer.report.labels import override
 from speechformer.report.statistics import Summary
 from speechformer.report.tables import NONE, mean_and_sd, number
 from studies.results import (
@@ -166,18 +167,21 @@ def finals_table(results: Results) -> Rows:
 def search(results: Results, row: str) -> Rows:
     """Return how many points of a published curve each setting of a search for it fits, the best first.
 
-    A mean is compared with the noise of our row at that epoch.
+    A mean is compared with the noise of our row at that epoch. A setting is named by what differs from our row.
     """
     study = next((study for study in results.studies if study.study == f"search_{row}"), None)
     rows = []
     for variant in study.variants if study else ():
-        place = Place(study, variant)  # type: ignore[arg-type]
-        points = curve(row, place, reported(results)[row])
-        ends = (Summary(place.values(metric).values()) for metric in ("test_accuracy", "train_accuracy"))
-        cells = [variant.name, *counts(points), *(mean_and_sd("accuracy", own) for own in ends), str(len(place.runs))]
-        rows.append((-sum(map(sum, points.values())), cells))
+        ours, place = reported(results)[row], Place(study, variant)  # type: ignore[arg-type]
+        points = curve(row, place, ours)
+        ends = [Summary(place.values(metric).values()) for metric in ("test_accuracy", "train_accuracy")]
+        other = ours.variant.settings
+        words = [override(key, own) for key, own in variant.settings.items() if other.get(key, own) != own]
+        name = f"`{' '.join(words)}`" if words else "as our row"
+        cells = [name, *counts(points), *(mean_and_sd("accuracy", own) for own in ends), str(len(place.runs))]
+        rows.append((-sum(map(sum, points.values())), -ends[0].mean, cells))
     header = ["setting", "test, inside", "train, inside", "test, %", "train, %", "seeds"]
-    return [header, *(cells for _, cells in sorted(rows))] if rows else []
+    return [header, *(cells for *_, cells in sorted(rows))] if rows else []
 
 
 def value(row: str, metric: str, at: float | None, chosen: str) -> float:
