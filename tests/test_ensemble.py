@@ -113,7 +113,9 @@ def test_one_that_diverges_does_not_disturb_the_others(little: Path, tmp_path: P
     assert died[0]["status"] == died[1]["status"] == "diverged"
     for (directory, _), result in zip([pairs[1]], died):
         assert result["error"] == f"The loss was NaN or infinite at step {result['steps']}."
-        assert [point["step"] for point in result["curve"]] == list(range(5, result["steps"] + 1, 5))
+        # A loss that overflows at a step of an evaluation may end the run before it.
+        evaluated, steps = [point["step"] for point in result["curve"]], result["steps"]
+        assert evaluated in (list(range(5, steps, 5)), list(range(5, steps + 1, 5)))
         assert torch.load(directory / "last.ckpt", weights_only=True)["global_step"] == result["steps"]
 
 
